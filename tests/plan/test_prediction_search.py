@@ -77,7 +77,7 @@ def test_a_plan_uses_its_budget_and_no_more(
         (4, 6, 7352, "krr", VoteKind.TOP, 6),
         (2, 6, 7352, "laplace", VoteKind.BALLOT, None),
         (1, 6, 7352, "laplace", VoteKind.BALLOT, None),
-        (8, 10, 1437, "krr", VoteKind.TOP, 20),
+        (8, 10, 1437, "krr", VoteKind.RANKS, 90),
         (8, 3, 20000, "krr", VoteKind.RANKS, 18),
         (20, 2, 8844, "krr", VoteKind.BINS, 16),
     ],

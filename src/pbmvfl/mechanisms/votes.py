@@ -195,19 +195,27 @@ class Vote:
         scores_SK[np.arange(symbols), named_S] = lead_S
         return scores_SK
 
+    def symbol_logs(self, num_classes: int, *, kept: float) -> npt.NDArray[np.float64]:
+        """Return the log shares of classes that each released symbol stands for, (S, K).
+
+        Args:
+            num_classes: K.
+            kept: Probability that a released symbol is the party's own; else it is uniform over all.
+        """
+        return np.asarray(np.log(kept * _softmax(self.symbol_scores(num_classes)) + (1 - kept) / num_classes))
+
     def read_symbols(self, symbols_BM: npt.NDArray[Any], num_classes: int, *, kept: float) -> npt.NDArray[np.float32]:
         """Return the sum over parties of what their symbols say of each class, (B, K), where no model was learned.
 
         Args:
             symbols_BM: Released symbols; a number that is none says nothing.
             num_classes: K.
-            kept: Probability that a released symbol is the party's own; else it is uniform over all.
+            kept: As in `symbol_logs`.
         """
-        shares_SK = kept * _softmax(self.symbol_scores(num_classes)) + (1 - kept) / num_classes
-        logs_SK = np.log(np.concatenate([shares_SK, np.full((1, num_classes), 1 / num_classes)]))
-        known_BM = (symbols_BM >= 0) & (symbols_BM < len(shares_SK))
-        sums_BK = logs_SK[np.where(known_BM, symbols_BM, len(shares_SK))].sum(axis=1)
-        return np.asarray(sums_BK, dtype=np.float32)
+        logs_SK = self.symbol_logs(num_classes, kept=kept)
+        known_BM = (symbols_BM >= 0) & (symbols_BM < len(logs_SK))
+        logs_SK = np.concatenate([logs_SK, np.full((1, num_classes), -np.log(num_classes))])
+        return np.asarray(logs_SK[np.where(known_BM, symbols_BM, -1)].sum(axis=1), dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

@@ -115,7 +115,7 @@ def feature_width(features: FeatureMap, columns: int, column_values: int) -> int
 class FusionName(StrEnum):
     """Models by which the label holder reads what parties released of a row."""
 
-    AUTO = "auto"  #: whichever predicts held-out fusion rows best
+    AUTO = "auto"  #: the mixture of all that predicts held-out fusion rows best
     SUM = "sum"  #: what parties say is added up, as if they were independent
     LOGISTIC = "logistic"  #: logistic regression: weighs what several parties know
     BOOSTED = "boosted"  #: boosted trees: learns what parties know jointly

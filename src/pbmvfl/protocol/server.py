@@ -387,7 +387,7 @@ class Server:
                 self._labels.numpy()[self._schedule.part_of(FUSION)],
                 num_classes=self.plan.num_classes,
                 num_symbols=self.plan.num_symbols,
-                scores_SK=symbol_scores(self.plan),
+                scores_SK=_symbol_logs(self.plan),
                 choice=self.plan.fusion,
                 estimator=self._estimator,
             )
@@ -435,9 +435,12 @@ class Server:
         self._released_FV = None if kept is None else kept.numpy()
 
 
-def symbol_scores(plan: Plan) -> npt.NDArray[np.float64] | None:
-    """Return the class scores that a party's symbol stands for, by the public vote; None where votes are numbers."""
-    return None if plan.num_symbols is None else plan.vote.symbol_scores(plan.num_classes)
+def _symbol_logs(plan: Plan) -> npt.NDArray[np.float64] | None:
+    """Return the log shares of classes that a released symbol stands for; None where votes are numbers."""
+    mechanism = plan.mechanism_for(PREDICTION)
+    if plan.num_symbols is None or not isinstance(mechanism, RandomisedSymbols):
+        return None
+    return plan.vote.symbol_logs(plan.num_classes, kept=mechanism.kept)
 
 
 def has_fusion(state: Mapping[str, Tensor]) -> bool:
@@ -459,6 +462,6 @@ def fusion_of(plan: Plan, state: Mapping[str, Tensor], estimator: Any = None) ->
         state,
         num_classes=plan.num_classes,
         num_symbols=plan.num_symbols,
-        scores_SK=symbol_scores(plan),
+        scores_SK=_symbol_logs(plan),
         estimator=estimator,
     )

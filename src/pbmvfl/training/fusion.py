@@ -1,19 +1,19 @@
 """Fusion models: the label holder's model of classes, given what parties released about the fusion rows.
 
 Every fusion row releases its private embedding once, by the mechanism that predictions use; the label holder knows the
-row's true label. Whatever is learned from the two is post-processing, and so are the choice of a model and of its
-settings, which held-out fusion rows decide by log loss:
+row's true label. Whatever is learned from the two is post-processing. Models that are learned:
 
-    sum        naive Bayes: a table of symbols for each party and class, or the class scores that symbols stand for, or
-               normal laws of the sums' coordinates
-    logistic   logistic regression on indicators of symbols, on what the tables say of them and on the sum of the scores
-               that they stand for; or on sums
-    boosted    boosted trees on the symbols and on what the tables say of them, or on sums
+    sum        naive Bayes: a table of symbols for each party and class, or normal laws of the sums' coordinates
+    logistic   logistic regression on indicators of symbols and what they stand for, or on sums, with a ridge about the
+               public reading, the sum of what symbols stand for. The stronger it is, the fewer rows it takes
+    boosted    boosted trees on the symbols, on what the tables say of them and on the public reading, or on sums
 
-A model that is less accurate than the majority class on held-out rows is not used; classes are then predicted by their
-shares of the fusion rows. Predictions release embeddings of the same law, so noise is learned as it is.
+`auto` is a mixture of all, with the weights that have the least log loss on held-out fusion rows. A mixture that is
+less accurate than the majority class on held-out rows is not used; classes are then predicted by their shares of the
+fusion rows. Predictions release embeddings of the same law, so noise is learned as it is.
 
-Shape suffixes: F fusion rows, B rows, M parties, W coordinates of a sum, V either of the two, K classes, S symbols.
+Shape suffixes: F fusion rows, B rows, M parties, W coordinates of a sum, V either of the two, K classes, S symbols, C
+candidates, D inputs of a regression.
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ if TYPE_CHECKING:
 _Values = npt.NDArray[Any]
 _Reals = npt.NDArray[np.float64]
 
-#: Models that are tried, in the order by which a state names one, with a number: of sums, how far the scores that
-#: symbols stand for are believed, 0 for tables; of logistic regression, its inverse strength, of which a thousandth
-#: leaves little but the classes' shares. The last is an own classifier, which takes the others' place.
-_SUM = tuple((FusionName.SUM, believed) for believed in (0.0, 0.4, 0.7, 1.0))
-_LOGISTIC = tuple((FusionName.LOGISTIC, strength) for strength in (0.001, 0.01, 0.1, 1.0))
-_CANDIDATES = (*_SUM, *_LOGISTIC, (FusionName.BOOSTED, 0.0), (FusionName.AUTO, 0.0))
+#: Models that are tried, in the order by which a state has their weights, with the inverse strength of a ridge: the
+#: first leaves the public reading but for its scale and the classes' shares. The last is an own classifier, which takes
+#: the others' place.
+_LOGISTIC = tuple((FusionName.LOGISTIC, strength) for strength in (1e-4, 0.01, 0.1))
+_CANDIDATES = ((FusionName.SUM, 0.0), *_LOGISTIC, (FusionName.BOOSTED, 0.0), (FusionName.AUTO, 0.0))
+#: Steps towards the best weights, from equal ones; and weights that are not worth learning a model for.
+_MIXING_STEPS, _LEAST_WEIGHT = 100, 0.03
 #: Up to so many rows are cross-validated in so many folds; of more, one fold is held out, of at most so many rows.
 _FEW_ROWS, _FOLDS, _MOST_HELD_OUT = 4000, 4, 20_000
 #: From fewer rows for each class, five leaves of 20, trees learn nothing that logistic regression does not know.
 _ROWS_OF_TREES = 100
-#: A table's row for a class begins with so many rows that have symbols as often as all classes together.
-_PRIOR_ROWS = 4
+#: A table's row for a class begins with so many rows, which have symbols as often as all classes together; and with
+#: this power of what the symbols say of the class by themselves.
+_PRIOR_ROWS, _PRIOR_POWER = 16, 0.5
 #: Standardised coordinates of sums are clipped to this: noise has long tails, and no honest sum is far beyond them.
 _FARTHEST = 8.0
+#: A regression begins with this factor of the public reading, as parties know much of the same; and its most steps.
+_FACTOR, _STEPS, _TINY = 0.5, 60, 1e-300
 _FIGURES = ("accuracy", "log_loss", "majority")
 
 
@@ -59,16 +63,25 @@ class FusionModel:
     """Classes of rows from what parties released of them. Made by `fit_fusion` or `from_state`."""
 
     _rows: _Rows
-    #: Place of the model in `_CANDIDATES`; -1 where classes are predicted by their shares alone.
-    _place: int
+    #: Weights of `_CANDIDATES`; all 0 where classes are predicted by their shares alone.
+    _weights: tuple[float, ...]
     #: `accuracy` and `log_loss` of the model, and the `majority` class's accuracy, on held-out fusion rows.
     held_out: dict[str, float]
     _predict: Callable[[_Values], _Reals]
 
     @property
+    def weights(self) -> dict[FusionName, float]:
+        """Return the models of the mixture with their weights, the largest first; `auto` is an own classifier."""
+        found: dict[FusionName, float] = {}
+        for (name, _), weight in zip(_CANDIDATES, self._weights, strict=True):
+            if weight:
+                found[name] = found.get(name, 0.0) + weight
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+    @property
     def name(self) -> FusionName:
-        """Return the chosen model: `auto` for an own classifier, `sum` where classes' shares are all there is."""
-        return _CANDIDATES[max(0, self._place)][0]
+        """Return the model with the largest weight: `auto` for an own classifier, `sum` if there are only shares."""
+        return next(iter(self.weights), FusionName.SUM)
 
     @property
     def majority(self) -> float:
@@ -78,7 +91,7 @@ class FusionModel:
     @property
     def beats_majority(self) -> bool:
         """Return whether a model is used at all: one that is not below the majority class on held-out rows."""
-        return self._place >= 0
+        return any(self._weights)
 
     @property
     def description(self) -> str:
@@ -87,8 +100,9 @@ class FusionModel:
         if self.beats_majority:
             own = f"own classifier {type(self._rows.estimator).__name__}"
             kinds = {FusionName.SUM: "naive Bayes", FusionName.LOGISTIC: "logistic regression", FusionName.AUTO: own}
-            said = f"{kinds.get(self.name, 'boosted trees')} on what parties released of {rows}; right on "
-            said += f"{self.held_out['accuracy']:.1%} of held-out ones"
+            parts = [(kinds.get(name, "boosted trees"), weight) for name, weight in self.weights.items()]
+            said = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:.0%} {name}" for name, weight in parts)
+            said += f" on what parties released of {rows}; right on {self.held_out['accuracy']:.1%} of held-out ones"
         else:
             said = (
                 f"the classes' shares of {rows} alone: no model was as accurate as the majority class on held-out ones"
@@ -105,7 +119,7 @@ class FusionModel:
         return np.log(self._predict(self._rows.read(values_BV))).astype(np.float32)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the fusion rows' released values and labels, the place of the choice, and its held-out figures.
+        """Return the fusion rows' released values and labels, the candidates' weights, and the held-out figures.
 
         The model is learned again from these: nothing that is loaded is code, and no format of trees is stored.
         """
@@ -114,7 +128,7 @@ class FusionModel:
         return {
             "fusion.values": torch.from_numpy(self._rows.values.copy()),
             "fusion.labels": torch.from_numpy(self._rows.labels.copy()),
-            "fusion.choice": torch.tensor([self._place]),
+            "fusion.weights": torch.tensor(self._weights, dtype=torch.float64),
             "fusion.figures": torch.tensor([self.held_out[name] for name in _FIGURES], dtype=torch.float64),
         }
 
@@ -141,20 +155,22 @@ class FusionModel:
             ModelError: The state is not one of a fusion model of these sizes.
         """
         try:
-            values, labels, places, figures = (
-                state[f"fusion.{name}"].numpy() for name in ("values", "labels", "choice", "figures")
+            values, labels, weights, figures = (
+                state[f"fusion.{name}"].numpy() for name in ("values", "labels", "weights", "figures")
             )
             rows = _Rows(values, labels, num_classes, num_symbols, estimator, scores_SK)
-            (place,), held_out = places.tolist(), dict(zip(_FIGURES, figures.tolist(), strict=True))
-            candidate = _CANDIDATES[place] if place >= 0 else None
-        except (KeyError, IndexError, ValueError) as error:
+            held_out = dict(zip(_FIGURES, figures.tolist(), strict=True))
+            chosen = dict(zip(_CANDIDATES, weights.tolist(), strict=True))
+            if not (weights >= 0).all() or not math.isclose(weights.sum(), any(weights), abs_tol=1e-6):
+                raise ValueError(f"weights={weights.tolist()} are not 0, and do not add up to 1")
+        except (KeyError, ValueError) as error:
             raise ModelError(f"the state of the fusion model cannot be used: {error}; train again") from error
-        if (candidate is not None and candidate[0] is FusionName.AUTO) != (estimator is not None):
+        if any(chosen.values()) and (chosen[_CANDIDATES[-1]] > 0) != (estimator is not None):
             raise ModelError(
-                f"the state of the fusion model has choice={place}, with estimator={estimator!r}: give the own "
-                "classifier that it was fitted with, or none if there was none"
+                f"the state of the fusion model has weights={weights.tolist()}, with estimator={estimator!r}: give the "
+                "own classifier that it was fitted with, or none if there was none"
             )
-        return cls(rows, place, held_out, rows.learn(candidate))
+        return cls(rows, tuple(chosen.values()), held_out, rows.mixture(chosen))
 
 
 def fit_fusion(
@@ -174,8 +190,8 @@ def fit_fusion(
         labels_F: Classes of these rows, 0..K-1.
         num_classes: K.
         num_symbols: S, or None for sums.
-        scores_SK: The class scores that each symbol stands for by the public vote, (S, K), if it does for any.
-        choice: The model, or `auto` for the one with the least log loss on held-out fusion rows.
+        scores_SK: Log shares of classes that each symbol stands for by the public vote and its noise, (S, K), if any.
+        choice: The model, or `auto` for the mixture with the least log loss on held-out fusion rows.
         estimator: An own scikit-learn classifier with `predict_proba`, in place of the choice. It is cloned, and fitted
             to the values as they are; a symbol out of range is S to it.
 
@@ -187,21 +203,39 @@ def fit_fusion(
         raise PlanError(f"fusion={estimator!r} has no predict_proba; give a scikit-learn classifier that has one")
     rows = _Rows(values_FV, labels_F, num_classes, num_symbols, estimator, scores_SK)
 
-    def is_tried(name: FusionName, number: float) -> bool:
-        if name is FusionName.SUM and number and scores_SK is None:
-            return False
+    def is_tried(name: FusionName) -> bool:
         if estimator is not None or choice is not FusionName.AUTO:
             return name is (choice if estimator is None else FusionName.AUTO)
         few = len(rows.labels) < _ROWS_OF_TREES * num_classes
         return name is not FusionName.AUTO and not (few and name is FusionName.BOOSTED)
 
-    places = [place for place, (name, number) in enumerate(_CANDIDATES) if is_tried(name, number)]
-    majority, accuracies, losses = rows.held_out([_CANDIDATES[place] for place in places])
-    good = [(loss, accuracy, place) for loss, accuracy, place in zip(losses, accuracies, places, strict=True)]
-    good = [each for each in good if each[1] >= majority]
-    loss, accuracy, place = min(good, default=(math.inf, majority, -1))
+    tried = [candidate for candidate in _CANDIDATES if is_tried(candidate[0])]
+    majority, true_B, shares_CBK = rows.held_out(tried)
+    weights_C = _mixing_weights(shares_CBK[:, np.arange(len(true_B)), true_B])
+    shares_BK = np.tensordot(weights_C, shares_CBK, axes=1)
+    accuracy, loss = majority, math.inf
+    if len(true_B):
+        accuracy = float((shares_BK.argmax(axis=1) == true_B).mean())
+        loss = -float(np.log(shares_BK[np.arange(len(true_B)), true_B]).mean())
+    found = dict(zip(tried, weights_C.tolist(), strict=True))
+    if accuracy < majority or not len(true_B):
+        accuracy, loss, found = majority, math.inf, {}
+    weights = {candidate: found.get(candidate, 0.0) for candidate in _CANDIDATES}
     held_out = dict(zip(_FIGURES, (accuracy, loss, majority), strict=True))
-    return FusionModel(rows, place, held_out, rows.learn(_CANDIDATES[place] if place >= 0 else None))
+    return FusionModel(rows, tuple(weights.values()), held_out, rows.mixture(weights))
+
+
+def _mixing_weights(shares_CB: _Reals) -> _Reals:
+    """Return weights of candidates, given each one's share for the true class of held-out rows.
+
+    Expectation maximisation from equal weights: every step has a smaller log loss.
+    """
+    weights_C = np.full(len(shares_CB), 1 / len(shares_CB))
+    for _ in range(_MIXING_STEPS if shares_CB.size else 0):
+        of_each_CB = weights_C[:, None] * shares_CB
+        weights_C = (of_each_CB / of_each_CB.sum(axis=0)).mean(axis=1)
+    weights_C = np.where(weights_C < min(_LEAST_WEIGHT, weights_C.max()), 0.0, weights_C)
+    return np.asarray(weights_C / weights_C.sum())
 
 
 class _Rows:
@@ -235,11 +269,12 @@ class _Rows:
         fits = (values >= 0) & (values < self.symbols)
         return np.where(fits, values, self.symbols).astype(np.int16)
 
-    def held_out(self, candidates: list[tuple[FusionName, float]]) -> tuple[float, list[float], list[float]]:
-        """Return the majority class's accuracy, and every candidate's accuracy and log loss, on rows held out."""
+    def held_out(self, candidates: list[tuple[FusionName, float]]) -> tuple[float, _Values, _Reals]:
+        """Return the majority class's accuracy on rows held out, their labels (B), and candidates' shares (C, B, K)."""
         fold_F = np.empty(len(self.labels), dtype=np.int64)
         fold_F[np.argsort(self.labels, kind="stable")] = np.arange(len(fold_F)) % _FOLDS  # classes in equal shares
-        right, losses, by_majority, count = np.zeros(len(candidates)), np.zeros(len(candidates)), 0, 0
+        by_majority, labels = 0, [self.labels[:0]]
+        shares = [np.zeros((len(candidates), 0, self.classes))]
         for fold in range(_FOLDS if len(fold_F) <= _FEW_ROWS else 1):
             asked = np.flatnonzero(fold_F == fold)[:_MOST_HELD_OUT]
             learned = np.flatnonzero(fold_F != fold)[:_MOST_HELD_OUT]
@@ -247,55 +282,82 @@ class _Rows:
                 continue
             own, true = self.values[learned], self.labels[learned]
             some = _Rows(own, true, self.classes, self.symbols, self.estimator, self.scores_SK)
-            count += len(asked)
             by_majority += int((self.labels[asked] == np.bincount(true).argmax()).sum())
-            for index, candidate in enumerate(candidates):
-                shares = some.learn(candidate)(self.values[asked])
-                right[index] += (shares.argmax(axis=1) == self.labels[asked]).sum()
-                losses[index] -= np.log(shares[np.arange(len(asked)), self.labels[asked]]).sum()
-        count = max(1, count)
-        return by_majority / count, (right / count).tolist(), (losses / count).tolist()
+            labels.append(self.labels[asked])
+            shares.append(np.stack([some.mixture({each: 1.0})(self.values[asked]) for each in candidates]))
+        true_B = np.concatenate(labels)
+        return by_majority / max(1, len(true_B)), true_B, np.concatenate(shares, axis=1)
 
-    def learn(self, candidate: tuple[FusionName, float] | None) -> Callable[[_Values], _Reals]:
-        """Return a candidate's map of values to probabilities, (B, K); for None, the classes' shares.
+    def mixture(self, weights: Mapping[tuple[FusionName, float], float]) -> Callable[[_Values], _Reals]:
+        """Return the map of values to probabilities, (B, K), of candidates with weights; of none, the classes' shares.
 
         One row's worth of the shares is mixed in, so that no class has probability 0.
         """
         rows_K = np.bincount(self.labels, minlength=self.classes) + 0.5
-        prior_K, weight = rows_K / rows_K.sum(), len(self.labels) / (len(self.labels) + 1)
-        if candidate is None or len(np.unique(self.labels)) < 2:
+        prior_K, own = rows_K / rows_K.sum(), len(self.labels) / (len(self.labels) + 1)
+        weights = {candidate: weight for candidate, weight in weights.items() if weight}
+        if not weights or len(np.unique(self.labels)) < 2:
             return lambda asked: np.broadcast_to(prior_K, (len(asked), self.classes))
         reader = _Sums(self) if self.symbols is None else _Tables(self)
-        if candidate[0] is not FusionName.SUM:
-            inner = _classifier(self, reader, *candidate)
-            return lambda asked: weight * inner(asked) + (1 - weight) * prior_K
-        believed = candidate[1]
-        return lambda asked: weight * _bayes(prior_K, reader.evidence(asked, believed)) + (1 - weight) * prior_K
+        models = [(weight, self._learn(reader, prior_K, *candidate)) for candidate, weight in weights.items()]
+        return lambda asked: own * sum(weight * model(asked) for weight, model in models) + (1 - own) * prior_K
+
+    def _learn(
+        self, reader: _Sums | _Tables, prior_K: _Reals, name: FusionName, strength: float
+    ) -> Callable[[_Values], _Reals]:
+        if name is FusionName.SUM:
+            return lambda asked: _softmax(np.log(prior_K) + reader.evidence(asked).sum(axis=1))
+        if name is FusionName.LOGISTIC:
+            return _regression(self, reader, np.log(prior_K), strength)
+        return _classifier(self, reader, name)
 
 
-def _bayes(prior_K: _Reals, evidence_BVK: _Reals) -> _Reals:
-    scores_BK = np.log(prior_K) + evidence_BVK.sum(axis=1)
+def _softmax(scores_BK: _Reals) -> _Reals:
     weights_BK = np.exp(scores_BK - scores_BK.max(axis=1, keepdims=True))
     return np.asarray(weights_BK / weights_BK.sum(axis=1, keepdims=True))
 
 
-def _classifier(rows: _Rows, reader: _Sums | _Tables, name: FusionName, strength: float) -> Callable[[_Values], _Reals]:
+def _regression(rows: _Rows, reader: _Sums | _Tables, bias_K: _Reals, strength: float) -> Callable[[_Values], _Reals]:
+    """Return probabilities by weights of inputs, a bias and a factor of the public reading: only weights have a ridge.
+
+    Scikit-learn's regression has no such reading beside its inputs.
+    """
+    from scipy.optimize import minimize
+
+    inputs_FD, reading_FK = reader.linear(rows.values), reader.reading(rows.values)
+    true_FK, size = np.eye(rows.classes)[rows.labels], inputs_FD.shape[1] * rows.classes
+
+    def parts(flat: _Reals) -> tuple[_Reals, _Reals, float]:
+        return flat[:size].reshape(-1, rows.classes), flat[size:-1], flat[-1]
+
+    def loss(flat: _Reals) -> tuple[float, _Reals]:
+        weights_DK, own_K, factor = parts(flat)
+        shares_FK = _softmax(inputs_FD @ weights_DK + own_K + factor * reading_FK)
+        apart_FK = shares_FK - true_FK
+        slopes_DK = inputs_FD.T @ apart_FK + weights_DK / strength
+        value = -np.log(shares_FK[np.arange(len(true_FK)), rows.labels] + _TINY).sum()
+        slopes = [slopes_DK.ravel(), apart_FK.sum(axis=0), [(apart_FK * reading_FK).sum()]]
+        return value + (weights_DK**2).sum() / (2 * strength), np.concatenate(slopes)
+
+    start = np.concatenate([np.zeros(size), bias_K, [_FACTOR]])
+    weights_DK, own_K, factor = parts(minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x)
+    return lambda asked: _softmax(reader.linear(asked) @ weights_DK + own_K + factor * reader.reading(asked))
+
+
+def _classifier(rows: _Rows, reader: _Sums | _Tables, name: FusionName) -> Callable[[_Values], _Reals]:
     """Return the probabilities of a classifier of scikit-learn; classes without rows have none."""
     from sklearn.base import clone
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
 
-    inputs: Callable[[_Values], Any]
-    if name is FusionName.LOGISTIC:
-        model, inputs = LogisticRegression(C=strength, max_iter=200), reader.linear
-    elif name is FusionName.BOOSTED:
+    inputs: Callable[[_Values], Any] = np.asarray
+    if name is FusionName.BOOSTED:
         model, inputs = HistGradientBoostingClassifier(max_iter=60, learning_rate=0.15), reader.ordered
         model.set_params(max_leaf_nodes=15, l2_regularization=1.0, early_stopping=False, random_state=0)
     else:
-        model, inputs = clone(rows.estimator), np.asarray
+        model = clone(rows.estimator)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # after 200 steps log loss decides all the same
+        warnings.simplefilter("ignore", ConvergenceWarning)  # held-out rows decide all the same
         model.fit(inputs(rows.values), rows.labels)
 
     def predict(asked: _Values) -> _Reals:
@@ -313,49 +375,48 @@ class _Tables:
     def __init__(self, rows: _Rows) -> None:
         assert rows.symbols is not None
         self._symbols, parties = rows.symbols, rows.values.shape[1]
+        public_SK = np.zeros((self._symbols, rows.classes)) if rows.scores_SK is None else rows.scores_SK
         counts_MSK = np.zeros((parties, self._symbols + 1, rows.classes))
         np.add.at(counts_MSK, (np.arange(parties), rows.values, rows.labels[:, None]), 1)
         counts_MSK = counts_MSK[:, :-1]
-        usual_MS1 = (counts_MSK.sum(axis=2, keepdims=True) + 1) / (counts_MSK.sum(axis=(1, 2)) + self._symbols)[
-            :, None, None
-        ]
-        totals_M1K = counts_MSK.sum(axis=1, keepdims=True) + _PRIOR_ROWS
-        logs_MSK = np.log((counts_MSK + _PRIOR_ROWS * usual_MS1) / totals_M1K)
-        #: What is no symbol says nothing.
-        self._scores_SK = (
-            None if rows.scores_SK is None else np.concatenate([rows.scores_SK, np.zeros((1, rows.classes))])
+        before_MSK = (counts_MSK.sum(axis=2, keepdims=True) + 1) * np.exp(_PRIOR_POWER * public_SK)
+        before_MSK *= _PRIOR_ROWS / before_MSK.sum(axis=1, keepdims=True)
+        logs_MSK = np.log((counts_MSK + before_MSK) / (counts_MSK.sum(axis=1, keepdims=True) + _PRIOR_ROWS))
+        #: What is no symbol, S, says nothing.
+        self._public_SK = np.concatenate(
+            [public_SK - public_SK.mean(axis=1, keepdims=True), np.zeros((1, rows.classes))]
         )
-        self._logs_MSK = np.concatenate([logs_MSK, np.zeros((parties, 1, rows.classes))], axis=1)  # S says nothing
+        self._logs_MSK = np.concatenate([logs_MSK, np.zeros((parties, 1, rows.classes))], axis=1)
 
-    def evidence(self, symbols_BM: _Values, believed: float = 0.0) -> _Reals:
-        """Return ln P(symbol | class) of every party, (B, M, K), by tables or by the scores that symbols stand for."""
-        if believed and self._scores_SK is not None:
-            return np.asarray(believed * self._scores_SK[symbols_BM])
+    def evidence(self, symbols_BM: _Values) -> _Reals:
+        """Return ln P(symbol | class) of every party by tables, (B, M, K)."""
         return self._logs_MSK[np.arange(symbols_BM.shape[1]), symbols_BM]
 
-    def _leanings(self, symbols_BM: _Values) -> _Reals:
-        """Return how far each symbol speaks for each class beside the others; for two classes one number."""
-        found_BMK = self.evidence(symbols_BM)
-        found_BMK = (found_BMK - found_BMK.mean(axis=2, keepdims=True))[:, :, found_BMK.shape[2] == 2 :]
-        return np.asarray(found_BMK.reshape(len(found_BMK), math.prod(found_BMK.shape[1:])))
+    def reading(self, symbols_BM: _Values) -> _Reals:
+        """Return the sum of what symbols stand for, (B, K)."""
+        return np.asarray(self._public_SK[symbols_BM].sum(axis=1))
 
     def linear(self, symbols_BM: _Values) -> Any:
-        """Return a sparse matrix: indicators of every party's symbol, the tables' leanings, and the sum of scores."""
+        """Return a sparse matrix: indicators of every party's symbol, and what it stands for."""
         from scipy.sparse import csr_matrix, hstack
 
         rows_B, parties_M = np.nonzero(symbols_BM < self._symbols)
         places = parties_M * self._symbols + symbols_BM[rows_B, parties_M]
         shape = (len(symbols_BM), symbols_BM.shape[1] * self._symbols)
-        parts = [csr_matrix((np.ones(len(places)), (rows_B, places)), shape=shape), self._leanings(symbols_BM)]
-        if self._scores_SK is not None:
-            parts.append(self._scores_SK[symbols_BM].sum(axis=1))
-        return hstack(parts, "csr")
+        said_BMK = self._public_SK[symbols_BM]
+        indicators = csr_matrix((np.ones(len(places)), (rows_B, places)), shape=shape)
+        return hstack([indicators, said_BMK.reshape(len(said_BMK), math.prod(said_BMK.shape[1:]))], "csr")
 
     def ordered(self, symbols_BM: _Values) -> _Reals:
-        """Return symbols as numbers, NaN for what is none, and the tables' leanings."""
-        return np.concatenate(
-            [np.where(symbols_BM < self._symbols, symbols_BM, np.nan), self._leanings(symbols_BM)], axis=1
-        )
+        """Return symbols as numbers, NaN for what is none, how far they speak for each class, and the public reading.
+
+        Two classes have one number of each.
+        """
+        said_BMK = self.evidence(symbols_BM)
+        said_BMK = said_BMK - said_BMK.mean(axis=2, keepdims=True)
+        first = int(said_BMK.shape[2] == 2)
+        parts = [np.where(symbols_BM < self._symbols, symbols_BM, np.nan), self.reading(symbols_BM)[:, first:]]
+        return np.concatenate([*parts, *said_BMK[:, :, first:].transpose(1, 0, 2)], axis=1)
 
 
 class _Sums:
@@ -376,8 +437,14 @@ class _Sums:
 
     ordered = linear
 
-    def evidence(self, sums_BW: _Values, believed: float = 0.0) -> _Reals:
+    def reading(self, sums_BW: _Values) -> _Reals:
+        """Return the classes' own coordinates, (B, K), or a margin's two halves; nothing of other sums."""
+        scaled_BW, classes = self.linear(sums_BW), self._mean_WK.shape[1]
+        if scaled_BW.shape[1] == 1 and classes == 2:
+            return np.asarray(scaled_BW * np.array([-0.5, 0.5]))
+        return scaled_BW if scaled_BW.shape[1] == classes else np.zeros((len(scaled_BW), classes))
+
+    def evidence(self, sums_BW: _Values) -> _Reals:
         """Return ln P(coordinate | class), but for what is the same for all classes, (B, W, K)."""
-        del believed
         apart_BWK = self.linear(sums_BW)[:, :, None] - self._mean_WK
         return np.asarray(-(apart_BWK**2) / (2 * self._variance_W[:, None]))
