@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.charts import Level, Plot, Ruler, RulerRow, Series, line_chart, ruler
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath
 from pbmvfl.report.facts import RunFacts
+from pbmvfl.report.gauges import Gauge, risk_gauges, verdict
 from pbmvfl.wire.traffic import human_bytes
 
 #: Classes shown on the page, and in a matrix that fits a phone; result.json has all of them.
@@ -61,80 +61,6 @@ class Table(NamedTuple):
     titles: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     numbers: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """Right guesses of 100 that the best attack has at most; None if nothing of the kind was released."""
-
-    title: str
-    #: What is guessed, for the verdict.
-    about: str
-    advantage: float | None
-    epsilon: float | None = None
-    detail: str = ""
-    is_worst: bool = False
-
-    @property
-    def right(self) -> int:
-        return math.ceil(50 + 50 * (self.advantage or 0) - 1e-12)
-
-    @property
-    def shown_epsilon(self) -> str:
-        return "" if self.epsilon is None else format_epsilon(self.epsilon)
-
-
-#: Advantage and epsilon of one release of a predicted row.
-Released = tuple[float, float | None]
-
-
-def risk_gauges(train: PrivacyTable, predicted: Sequence[Released], *, detail: str = "from the server") -> list[Gauge]:
-    """Return the gauges of training rows, predicted rows and labels, the worst of them marked.
-
-    Args:
-        train: Bounds of training rows and of labels.
-        predicted: All that was released of predicted rows; the worst counts. Empty if nothing was.
-        detail: Says what `predicted` covers.
-    """
-    bound, label = train.bound(Unit.CELL, Accounting.STRICT), train.label
-    worst: tuple[float | None, float | None] = max(predicted, key=lambda pair: pair[0], default=(None, None))
-    in_clear = label is not None and not math.isfinite(label.epsilon)
-    found = [
-        Gauge(
-            title="Training rows",
-            about="one party's values of a training row",
-            advantage=bound.advantage_upper_bound,
-            epsilon=bound.epsilon,
-            detail="from the server",
-        ),
-        Gauge(
-            title="Predicted rows",
-            about="one party's values of a predicted row",
-            advantage=worst[0],
-            epsilon=worst[1],
-            detail=detail if predicted else "nothing released",
-        ),
-        Gauge(
-            title="Labels",
-            about="the label of a training row",
-            advantage=None if label is None else 1.0 if in_clear else label.advantage_upper_bound,
-            epsilon=None if label is None else label.epsilon,
-            detail="in clear to the parties" if in_clear else "from all parties together" if label else "not used",
-        ),
-    ]
-    highest = max(each.advantage or 0.0 for each in found)
-    index = next(i for i, each in enumerate(found) if (each.advantage or 0.0) == highest)
-    return [replace(each, is_worst=i == index) for i, each in enumerate(found)]
-
-
-def verdict(worst: Gauge) -> str:
-    """Return what the worst gauge means, in a sentence."""
-    if worst.right >= 100:
-        return f"Nothing that is proved here keeps an attack on {worst.about} from being always right."
-    return (
-        f"At worst, the best possible attack on {worst.about} is right in {worst.right} of 100 guesses; 50 is blind "
-        "guessing."
-    )
 
 
 def sentence(text: str) -> str:

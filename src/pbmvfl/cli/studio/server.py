@@ -38,7 +38,7 @@ from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.privacy.table import UNITS_LEGEND, format_epsilon, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import splits_apart
-from pbmvfl.report.view import risk_gauges, verdict
+from pbmvfl.report.gauges import risk_gauges, verdict
 from pbmvfl.wire.traffic import human_bytes
 
 #: Settings whose answers are kept.
