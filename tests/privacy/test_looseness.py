@@ -25,8 +25,7 @@ from pbmvfl.privacy.loss_distribution import (
 )
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.renyi import cell_rdp
-
-Law = list[Fraction]
+from support.exact_laws import Law, pairs_by_k
 
 
 def cell(b: int, m: int, beta_16: int, count: int, delta: float) -> Setting:
@@ -191,22 +190,6 @@ def test_losses_of_large_sums_dominate_every_k(b: int, m: int, beta_16: int) -> 
 
 
 # ------------------------------------------------------------------- step by step, and other parts (theory 2.10, 2.11)
-
-
-def law_of_sum(probabilities: list[Fraction]) -> Law:
-    pmf = [Fraction(1)]
-    for p in probabilities:
-        pmf = [a * (1 - p) + b * p for a, b in zip([*pmf, Fraction(0)], [Fraction(0), *pmf], strict=True)]
-    return pmf
-
-
-def pairs_by_k(b: int, beta_16: int, m: int) -> list[tuple[Law, Law]]:
-    lo, hi = Fraction(32768 - beta_16, 65536), Fraction(32768 + beta_16, 65536)
-    others = b * (m - 1)
-    return [
-        (law_of_sum([hi] * (b + k) + [lo] * (others - k)), law_of_sum([hi] * k + [lo] * (b + others - k)))
-        for k in range(others + 1)
-    ]
 
 
 def worst_adaptive(pairs: list[tuple[Law, Law]], count: int, ratio: Fraction) -> Fraction:
