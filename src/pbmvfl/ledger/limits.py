@@ -103,27 +103,9 @@ class Limit:
         Adversary(colluding_parties=colluding_parties)  # names a value below 0
         unit, accounting = unit_and_accounting(unit, accounting)
         if _counting(counting, order, unit, accounting) is Counting.GAUSSIAN:
-            return cls(
-                unit=unit,
-                accounting=accounting,
-                colluding_parties=colluding_parties,
-                epsilon=float(epsilon),
-                delta=float(delta),
-                order=GAUSSIAN_ORDER,
-            )
-        # Small releases cost about order * constant, so this ratio counts how many of them fit.
-        best = max(ORDERS, key=lambda alpha: divergence_budget(epsilon, delta, alpha) / alpha)
-        chosen = best if order is None else order
-        if not 1 < chosen < math.inf:
-            raise PlanError(
-                f"order={chosen!r}; permitted: a finite number above 1, or none for the best one for small releases."
-            )
-        if divergence_budget(epsilon, delta, chosen) <= 0:
-            smallest = epsilon_at(1e-12, delta, ORDERS[-1] if order is None else chosen)
-            raise PlanError(
-                f"epsilon={epsilon:g} at delta={delta:g} leaves no room at order {chosen:g}; "
-                f"permitted: above {format_epsilon(smallest)}, or a larger delta"
-            )
+            chosen = GAUSSIAN_ORDER
+        else:
+            chosen = _renyi_order(epsilon, delta, order)
         return cls(
             unit=unit,
             accounting=accounting,
@@ -293,6 +275,24 @@ def _kind_rates(terms: SessionTerms, kind: RoundKind, limit: Limit) -> KindRates
     if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
         return KindRates(everywhere=rate.plus(told))
     return KindRates(own=rate, update=noise)
+
+
+def _renyi_order(epsilon: float, delta: float, order: float | None) -> float:
+    """Return the order that a limit counts at: the given one, or the best one for small releases."""
+    # Small releases cost about order * constant, so this ratio counts how many of them fit.
+    best = max(ORDERS, key=lambda alpha: divergence_budget(epsilon, delta, alpha) / alpha)
+    chosen = best if order is None else order
+    if not 1 < chosen < math.inf:
+        raise PlanError(
+            f"order={chosen!r}; permitted: a finite number above 1, or none for the best one for small releases."
+        )
+    if divergence_budget(epsilon, delta, chosen) <= 0:
+        smallest = epsilon_at(1e-12, delta, ORDERS[-1] if order is None else chosen)
+        raise PlanError(
+            f"epsilon={epsilon:g} at delta={delta:g} leaves no room at order {chosen:g}; "
+            f"permitted: above {format_epsilon(smallest)}, or a larger delta"
+        )
+    return chosen
 
 
 def _counting(counting: Counting | str | None, order: float | None, unit: Unit, accounting: Accounting) -> Counting:

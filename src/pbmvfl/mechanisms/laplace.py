@@ -17,6 +17,7 @@ downwards in all, not by 2D in every coordinate, and its cost does not grow with
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,35 +55,28 @@ _BLOCK_BYTES = 1 << 19
 _PANEL = "Privacy mechanism"
 
 
-@register_event
 @dataclass(frozen=True, kw_only=True)
-class PolyaLaplaceRelease(ReleaseEvent):
-    """Sum over the parties, for each coordinate of a row, of an integer in [-levels, levels] and noise.
+class _Shares(ReleaseEvent):
+    """Sum over the parties of integers and of shares of discrete Laplace noise."""
 
-    Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)).
-    """
-
-    name: ClassVar[str] = "polya-laplace"
     levels: int
     scale: float
     noisy_parties: int
     #: True if only the sum can be read; otherwise each party's integers are read one by one.
     secure_sum: bool = True
 
+    @abstractmethod
     def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
-        """Return the pair that dominates one sum, and how many such sums there are in a row's release."""
+        """Return a pair such that so many copies of it dominate a row's release."""
+
+    def _counted(self, unit: Unit, adversary: Adversary) -> tuple[int, int]:
+        """Return the cells that a unit has, and the shares of noise that hide one sum."""
         honest = self._honest(adversary)
         if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
             raise PlanError(
                 f"levels={self.levels}, scale={self.scale}, noisy_parties={self.noisy_parties}; permitted: all above 0."
             )
-        cells = honest if unit is Unit.RECORD else 1
-        shares = honest if self.secure_sum else 1
-        distance = 2 * self.levels * (cells if self.secure_sum else 1)
-        copies = self.embedding_dim * (1 if self.secure_sum else cells)
-        if shares >= self.noisy_parties:  # what is more than a whole Laplace noise can only hide more
-            return laplace_losses(distance, self.scale), copies
-        return pure_losses(missing_shares_epsilon(distance, self.scale, shares, self.noisy_parties)), copies
+        return honest if unit is Unit.RECORD else 1, honest if self.secure_sum else 1
 
     def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
         pair, copies = self._pair(unit, adversary)
@@ -99,7 +93,26 @@ class PolyaLaplaceRelease(ReleaseEvent):
 
 @register_event
 @dataclass(frozen=True, kw_only=True)
-class PolyaLaplaceSharesRelease(ReleaseEvent):
+class PolyaLaplaceRelease(_Shares):
+    """Sum over the parties, for each coordinate of a row, of an integer in [-levels, levels] and noise.
+
+    Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)).
+    """
+
+    name: ClassVar[str] = "polya-laplace"
+
+    def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
+        cells, shares = self._counted(unit, adversary)
+        distance = 2 * self.levels * (cells if self.secure_sum else 1)
+        copies = self.embedding_dim * (1 if self.secure_sum else cells)
+        if shares >= self.noisy_parties:  # what is more than a whole Laplace noise can only hide more
+            return laplace_losses(distance, self.scale), copies
+        return pure_losses(missing_shares_epsilon(distance, self.scale, shares, self.noisy_parties)), copies
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class PolyaLaplaceSharesRelease(_Shares):
     """Sum over the parties, for each coordinate of a row, of an integer of at least 0 and noise.
 
     Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)). The integers of one
@@ -110,20 +123,9 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
     """
 
     name: ClassVar[str] = "polya-laplace-shares"
-    levels: int
-    scale: float
-    noisy_parties: int
-    secure_sum: bool = True
 
     def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
-        """Return the pair that dominates a row's release in so many copies."""
-        honest = self._honest(adversary)
-        if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
-            raise PlanError(
-                f"levels={self.levels}, scale={self.scale}, noisy_parties={self.noisy_parties}; permitted: all above 0."
-            )
-        cells = honest if unit is Unit.RECORD else 1
-        shares = honest if self.secure_sum else 1
+        cells, shares = self._counted(unit, adversary)
         distance = self.levels * (cells if self.secure_sum else 1)
         rows = 1 if self.secure_sum else cells
         if shares >= self.noisy_parties:
@@ -143,18 +145,6 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
             for moved, count in parts
             if moved and count
         )
-
-    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
-        pair, copies = self._pair(unit, adversary)
-        return copies * atoms_rdp(pair, orders)
-
-    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
-        pair, copies = self._pair(unit, adversary)
-        return AtomLosses(atoms=pair, copies=copies)
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return (IDEAL_SUM if self.secure_sum else NO_SECURE_SUM,)
 
 
 @register

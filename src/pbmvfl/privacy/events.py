@@ -256,24 +256,17 @@ class PlainUpdate(UpdateEvent):
         return (WEIGHTS_STAY,)
 
 
-@register_event
 @dataclass(frozen=True, kw_only=True)
-class NoisyUpdate(UpdateEvent):
-    """Per-row gradients clipped to clip_norm, summed, plus continuous Gaussian noise of standard deviation
-    noise_multiplier * clip_norm. For ledgers of old plans; none was ever trained."""
+class _GaussianUpdate(UpdateEvent):
+    """Sum over rows, each row's part limited to clip_norm, plus noise of deviation noise_multiplier * clip_norm."""
 
-    name: ClassVar[str] = "noisy-update"
     is_noisy: ClassVar[bool] = True
     clip_norm: float
     noise_multiplier: float
 
     @property
     def shift(self) -> float:
-        """Standard deviations by which replacing one row moves a clipped sum: 2c against sigma*c."""
-        if not self.noise_multiplier > 0:
-            raise PlanError(f"noise_multiplier={self.noise_multiplier}; permitted: above 0.")
-        if not self.clip_norm > 0:
-            raise PlanError(f"clip_norm={self.clip_norm}; permitted: above 0.")
+        """Standard deviations by which replacing one row moves the sum, at the most: 2c against sigma*c."""
         return 2 / self.noise_multiplier
 
     def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
@@ -289,7 +282,24 @@ class NoisyUpdate(UpdateEvent):
 
 @register_event
 @dataclass(frozen=True, kw_only=True)
-class DiscreteGaussianUpdate(UpdateEvent):
+class NoisyUpdate(_GaussianUpdate):
+    """Per-row gradients clipped to clip_norm, summed, plus continuous Gaussian noise of standard deviation
+    noise_multiplier * clip_norm. For ledgers of old plans; none was ever trained."""
+
+    name: ClassVar[str] = "noisy-update"
+
+    @property
+    def shift(self) -> float:
+        if not self.noise_multiplier > 0:
+            raise PlanError(f"noise_multiplier={self.noise_multiplier}; permitted: above 0.")
+        if not self.clip_norm > 0:
+            raise PlanError(f"clip_norm={self.clip_norm}; permitted: above 0.")
+        return super().shift
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGaussianUpdate(_GaussianUpdate):
     """Per-row gradients clipped to clip_norm, summed on a grid of integers, plus discrete Gaussian noise of standard
     deviation noise_multiplier * clip_norm on the same grid.
 
@@ -299,34 +309,19 @@ class DiscreteGaussianUpdate(UpdateEvent):
     """
 
     name: ClassVar[str] = "discrete-gaussian-update"
-    is_noisy: ClassVar[bool] = True
-    clip_norm: float
-    noise_multiplier: float
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "noise_multiplier"):
             if not 0 < getattr(self, name) < math.inf:
                 raise PlanError(f"{name}={getattr(self, name)}; permitted: above 0.")
 
-    @property
-    def shift(self) -> float:
-        """Standard deviations by which replacing one row moves a clipped sum, at the most."""
-        return 2 / self.noise_multiplier
-
-    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
-        return gaussian_rdp(self.shift, orders)
-
     def losses(self) -> Losses:
         return NoLosses()
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return (CLIP_LAST,)
 
 
 @register_event
 @dataclass(frozen=True, kw_only=True)
-class RoundedGaussianSum(UpdateEvent):
+class RoundedGaussianSum(_GaussianUpdate):
     """Sum over rows on a grid of integers, each row's part limited to clip_norm, plus rounded Gaussian noise.
 
     The noise has standard deviation noise_multiplier * clip_norm and is rounded down to the grid. Replacing a row moves
@@ -336,9 +331,6 @@ class RoundedGaussianSum(UpdateEvent):
     """
 
     name: ClassVar[str] = "rounded-gaussian-sum"
-    is_noisy: ClassVar[bool] = True
-    clip_norm: float
-    noise_multiplier: float
     #: 2 where rows' parts may be opposite, as gradients are; sqrt(2) where they are counts of one class out of several.
     diameter: float = 2.0
 
@@ -351,13 +343,3 @@ class RoundedGaussianSum(UpdateEvent):
     def shift(self) -> float:
         """Standard deviations by which replacing one row moves the sum, at the most."""
         return self.diameter / self.noise_multiplier
-
-    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
-        return gaussian_rdp(self.shift, orders)
-
-    def losses(self) -> Losses:
-        return GaussianLosses(shift=self.shift)
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return (CLIP_LAST,)
