@@ -194,7 +194,7 @@ def plan_for_budget(
     if prediction_epsilon is not None:  # a budget of their own needs training that no release is part of
         raise PlanError(
             f"prediction_epsilon={prediction_epsilon:g} goes with algorithm=staged and a budget of a cell or record, "
-            "where rows that are predicted have a budget of their own"
+            "where rows that are predicted have a budget of their own; leave it out (none), or choose staged"
         )
     # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
     known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
