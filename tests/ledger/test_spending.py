@@ -1,7 +1,8 @@
-"""Row numbers: every person has one place, whatever lists and ranges name the rows, and each list is unpacked once."""
+"""Row numbers: one place for a person whatever names the rows, each list unpacked once; and sums over rounds."""
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.ledger.spending import RowNumbers
+from pbmvfl.ledger import spending
+from pbmvfl.ledger.limits import Cost, Limit
+from pbmvfl.ledger.spending import RowNumbers, Spent
 
 
 class Book:
@@ -100,3 +103,28 @@ def test_arrays_given_out_before_a_larger_range_came_are_left_alone() -> None:
     np.testing.assert_array_equal(before, [0, 1])
     np.testing.assert_array_equal(rows.numbers(book.keep(["bob", "ann"])), [6, 5])
     assert rows.count == 8
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 9)), st.integers(1, 5)), max_size=12), st.sampled_from([0, 7, 10**6]))
+def test_rows_have_the_sum_of_their_rounds_however_many_wait(rounds: list[Any], most: int) -> None:
+    limit = Limit.choose(unit="cell", accounting="strict", epsilon=8, delta=1e-5)
+    spent, expected = Spent(10, limit), [0.0] * 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spending, "_MOST_PENDING", most)
+        for rows, amount in rounds:
+            spent.add(np.array(sorted(rows), dtype=np.int64), Cost(amount / 8), Cost(0.0))
+            for row in rows:
+                expected[row] += amount / 8  # eighths add up exactly
+    assert spent.rows.tolist() == expected
+
+
+@pytest.mark.parametrize("most", [99, 100])
+def test_row_numbers_of_large_rounds_do_not_stay_in_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "_MOST_PENDING", most)
+    spent = Spent(100, Limit.choose(unit="cell", accounting="strict", epsilon=8, delta=1e-5))
+    rows = np.arange(100)
+    kept = weakref.ref(rows)
+    spent.add(rows, Cost(0.125), Cost(0.0))
+    del rows
+    assert (kept() is None) == (most < 100)

@@ -129,6 +129,10 @@ def _kept(rows: _Numbers) -> _Numbers:
     return rows
 
 
+#: Row numbers of rounds that are added in bulk, at most: those of a large table would take more memory than its ledger.
+_MOST_PENDING = 1 << 20
+
+
 class Spent:
     """Sums by a limit: for each row by itself, and for all of them alike.
 
@@ -141,7 +145,7 @@ class Spent:
         self._rows = np.zeros(num_rows)
         self._worst = 0.0
         self._pending: list[tuple[_Numbers, float]] = []
-        self._pending_sum = 0.0
+        self._pending_sum, self._pending_rows = 0.0, 0
         self.everywhere = 0.0
         #: Pure epsilons of each row, and how much else its limit leaves beside them; None as long as there are none.
         self._pure: npt.NDArray[np.float64] | None = None
@@ -155,7 +159,7 @@ class Spent:
             self._rows[rows] += own  # rows of a round are different from each other
         if self._pending:
             self._worst = float(self._rows.max())
-        self._pending, self._pending_sum = [], 0.0
+        self._pending, self._pending_sum, self._pending_rows = [], 0.0, 0
         return self._rows
 
     @property
@@ -191,6 +195,9 @@ class Spent:
         elif own.amount:
             self._pending.append((rows, own.amount))
             self._pending_sum += own.amount
+            self._pending_rows += len(rows)
+            if self._pending_rows > _MOST_PENDING:
+                _ = self.rows
         if everywhere.amount:
             if math.isfinite(everywhere.pure) and not self.worst:
                 self._pure_everywhere += everywhere.pure
