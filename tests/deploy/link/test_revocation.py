@@ -12,6 +12,7 @@ import pytest
 from cryptography import x509
 
 from pbmvfl.deploy.link import revocation
+from pbmvfl.deploy.link.grpc_party import GrpcPartyLink
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.revocation import RevocationList, RevocationWatch, Revoked
 from pbmvfl.deploy.link.tls import Certificate, Credentials, party_context
@@ -131,6 +132,21 @@ class Line:
         sign(self.federation.authority, self.path, *serials, number=number)
 
 
+def serving(end: GrpcPartyLink) -> tuple[threading.Thread, list[str]]:
+    """A party as a thread, and the words that it ended with."""
+    ended: list[str] = []
+
+    def serve() -> None:
+        try:
+            end.serve(echo)
+        except LinkError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread, ended
+
+
 @pytest.fixture
 def line(tmp_path):
     made = Line(tmp_path)
@@ -157,17 +173,9 @@ def test_a_renewed_certificate_is_accepted_while_the_old_one_is_revoked(line):
 
 
 def test_a_connected_party_is_ended_at_the_next_look_and_cannot_come_back(line):
-    site, ended = line.federation.site("bank"), []
+    site = line.federation.site("bank")
     end = site.line()
-
-    def serve() -> None:
-        try:
-            end.serve(echo)
-        except LinkError as error:
-            ended.append(str(error))
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
+    thread, ended = serving(end)
     line.federation.dial("shop", echo)
     line.federation.line.join(timeout=60)
     line.federation.line.check_revocations()
@@ -186,15 +194,10 @@ def test_the_look_comes_by_itself(tmp_path, monkeypatch):
     line = Line(tmp_path)
     with line.federation:
         end = line.federation.site("bank")
-        threading.Thread(target=lambda: _quietly(end), daemon=True).start()
+        serving(end.line())
         assert until(lambda: "bank" in line.federation.line.alive)
         line.revoke(serial_of(end.credentials))
         assert until(lambda: "bank" not in line.federation.line.alive)
-
-
-def _quietly(site) -> None:
-    with pytest.raises(LinkError):
-        site.line().serve(echo)
 
 
 def server_serial(federation: Federation) -> int:
@@ -213,16 +216,8 @@ def test_a_party_does_not_speak_to_a_revoked_server(line):
 
 def test_a_party_leaves_a_server_that_is_revoked_while_they_are_connected(line):
     line.revoke(1)
-    end, ended = line.federation.site("bank").line(revocations=line.watch), []
-
-    def serve() -> None:
-        try:
-            end.serve(echo)
-        except LinkError as error:
-            ended.append(str(error))
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
+    end = line.federation.site("bank").line(revocations=line.watch)
+    thread, ended = serving(end)
     assert line.federation.line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
     end.check_revocations()
     assert line.federation.line.ask({0: b"y"}, channel=Channel.SETUP).received == {0: b"\1y"}
@@ -230,3 +225,17 @@ def test_a_party_leaves_a_server_that_is_revoked_while_they_are_connected(line):
     end.check_revocations()
     thread.join(timeout=60)
     assert ended[0].startswith("server: its certificate was revoked")
+
+
+def test_a_party_leaves_a_job_with_a_revoked_organisation_that_the_server_lets_in(tmp_path):
+    with Federation(tmp_path, ["bank", "shop"]) as lax:  # its server has no list
+        path = tmp_path / "revoked.pem"
+        watch = RevocationWatch(path, lax.authority.folder / "rootCA.pem", [bytes(32), IDENTITY])
+        end = lax.site("bank").line(revocations=watch)
+        thread, ended = serving(end)
+        end.check_revocations()
+        assert lax.line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
+        sign(lax.authority, path, 99)  # a certificate of the shop's, with its identity
+        end.check_revocations()
+        thread.join(timeout=60)
+    assert "an organisation that takes part was revoked" in ended[0]

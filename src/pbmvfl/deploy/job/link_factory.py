@@ -51,5 +51,5 @@ def party_link(site_folder: SiteFolder, job: str) -> GrpcPartyLink:
         auth=party_message_auth(site_folder, job),
         server_name=federation.server,
         patience=federation.patience,
-        revocations=site_folder.revocation_watch(),
+        revocations=site_folder.revocation_watch(site_folder.pins().parties),
     )

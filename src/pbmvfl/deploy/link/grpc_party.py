@@ -105,9 +105,13 @@ class GrpcPartyLink:
         self._inbox.put(LinkError(_CLOSED))
 
     def check_revocations(self) -> None:
-        """End `serve` with an error if the server's certificate was revoked since it was reached."""
-        if self._serial is not None and self._revocations is not None and self._revocations.revokes(self._serial):
+        """End `serve` with an error if the server's certificate, or another party of the job, was revoked since."""
+        if self._revocations is None:
+            return
+        if self._serial is not None and self._revocations.revokes(self._serial):
             self._inbox.put(LinkError(f"server: {REVOKED}"))
+        elif self._revocations.revokes_member():
+            self._inbox.put(LinkError("server: an organisation that takes part was revoked; the party lets go"))
 
     # --- answering ---
 

@@ -141,8 +141,15 @@ def _entry(found: x509.RevokedCertificate) -> Revoked:
 class RevocationWatch:
     """List of a site that runs: read again when its file changes. An older or damaged one does not replace it."""
 
-    def __init__(self, path: Path, authority: Path) -> None:
-        self._path, self._authority = path, authority
+    def __init__(self, path: Path, authority: Path, members: Iterable[bytes] = ()) -> None:
+        """Store the parameters.
+
+        Args:
+            path: The site's list; it need not be there.
+            authority: The authority's certificate.
+            members: Identities of all organisations that take part in a job.
+        """
+        self._path, self._authority, self._members = path, authority, frozenset(members)
         self._seen: tuple[int, int] | None = None
         self._list: RevocationList | None = None
 
@@ -167,3 +174,8 @@ class RevocationWatch:
         """Return whether the certificate with this serial number was revoked."""
         current = self.current()
         return current is not None and serial in current.entries
+
+    def revokes_member(self) -> bool:
+        """Return whether an organisation that takes part was revoked, whoever let it in."""
+        current = self.current()
+        return current is not None and not self._members.isdisjoint(current.identities)

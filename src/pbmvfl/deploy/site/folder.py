@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,8 +163,8 @@ class SiteFolder:
     def revoked(self) -> Path:
         return self.path / "revoked.pem"
 
-    def revocation_watch(self) -> RevocationWatch:
-        return RevocationWatch(self.revoked, self.authority)
+    def revocation_watch(self, members: Iterable[bytes] = ()) -> RevocationWatch:
+        return RevocationWatch(self.revoked, self.authority, members)
 
     def revocations(self) -> RevocationList | None:
         """Read the revocation list; None before the first.
