@@ -23,10 +23,11 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, IdentityError, OutOfOrder, PbmvflError, RunFolderError
 from pbmvfl.federation import processes
 from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.epoch_history import HistoryLog
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.processes import Processes
-from pbmvfl.federation.results import HistoryLog, Result
+from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.server import Server

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.federation import Federation
-from pbmvfl.federation.results import EpochLine
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.encoders import build_head
 from support.federation_runs import JOINT, PREDICTION, Wire, fitted, own_networks, weights

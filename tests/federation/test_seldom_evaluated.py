@@ -8,8 +8,9 @@ import io
 import pytest
 
 from pbmvfl.federation import run
+from pbmvfl.federation.epoch_history import history_csv
 from pbmvfl.federation.federation import Federation
-from pbmvfl.federation.results import Result, history_csv
+from pbmvfl.federation.results import Result
 from pbmvfl.federation.run import evaluated_every
 from pbmvfl.plan.plan import Plan
 from support.federation_runs import limit_of, make_ledgers, set_limit

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.federation import Federation
-from pbmvfl.federation.results import EpochLine, Result
+from pbmvfl.federation.results import Result
 from pbmvfl.report import plots
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pbmvfl.errors import PlanError
+from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.federation import Federation, Parties
-from pbmvfl.federation.results import EpochLine
 from pbmvfl.training.encoders import Bounded, build_encoder, build_head
 from support import statistical
 from support.known_randomness import KnownSetup, SameSetup, known_federation

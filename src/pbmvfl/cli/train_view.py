@@ -25,10 +25,11 @@ from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
+from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
 from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import EpochLine, Result
+from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses

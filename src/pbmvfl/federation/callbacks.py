@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pbmvfl.federation.results import EpochLine, Result
+from pbmvfl.federation.epoch_history import EpochLine
+from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import TrainingRun
 

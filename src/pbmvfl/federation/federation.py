@@ -28,13 +28,14 @@ from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.drawn_labels import FOLDER as DRAWN_LABELS
 from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw, with_true_labels
+from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import EpochLine, Result
+from pbmvfl.federation.results import Result
 from pbmvfl.federation.run import Run
 from pbmvfl.ledger.ledger_folder import (
     PartyForecast,

@@ -20,7 +20,8 @@ from pbmvfl._files import (
     write_atomically,
 )
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError, WriteError
-from pbmvfl.federation.results import EpochLine, Result, history_csv
+from pbmvfl.federation.epoch_history import EpochLine, history_csv
+from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import Any
 
 from pbmvfl.errors import PbmvflError
 from pbmvfl.federation.callbacks import Callback
-from pbmvfl.federation.results import EpochLine, Result
+from pbmvfl.federation.epoch_history import EpochLine
+from pbmvfl.federation.results import Result
 from pbmvfl.ledger.spending import epsilon_of_run
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
