@@ -8,9 +8,10 @@ row's true label. Whatever is learned from the two is post-processing. Models th
                public reading, the sum of what symbols stand for. The stronger it is, the fewer rows it takes
     boosted    boosted trees on the symbols, on what the tables say of them and on the public reading, or on sums
 
-`auto` is a mixture of all, with the weights that have the least log loss on held-out fusion rows. A mixture that is
-less accurate than the majority class on held-out rows is not used; classes are then predicted by their shares of the
-fusion rows. Predictions release embeddings of the same law, so noise is learned as it is.
+`auto` is a mixture of all, with the weights that have the least log loss on held-out fusion rows. Where it is
+less accurate than the majority class on held-out rows, the classes' shares of the fusion rows are mixed in until it is
+not; where that predicts no better than the shares, they are used alone. Predictions release embeddings of the same law,
+so noise is learned as it is.
 
 Shape suffixes: F fusion rows, B rows, M parties, W coordinates of a sum, V either of the two, K classes, S symbols, C
 candidates, D inputs of a regression.
@@ -44,6 +45,8 @@ _LOGISTIC = tuple((FusionName.LOGISTIC, strength) for strength in (1e-4, 0.01, 0
 _CANDIDATES = ((FusionName.SUM, 0.0), *_LOGISTIC, (FusionName.BOOSTED, 0.0), (FusionName.AUTO, 0.0))
 #: Steps towards the best weights, from equal ones; and weights that are not worth learning a model for.
 _MIXING_STEPS, _LEAST_WEIGHT = 100, 0.03
+#: What the models together have; the classes' shares have the rest.
+_PARTS = (1.0, 0.5, 0.25)
 #: Up to so many rows are cross-validated in so many folds; of more, one fold is held out, of at most so many rows.
 _FEW_ROWS, _FOLDS, _MOST_HELD_OUT = 4000, 4, 20_000
 #: From fewer rows for each class, five leaves of 20, trees learn nothing that logistic regression does not know.
@@ -63,7 +66,7 @@ class FusionModel:
     """Classes of rows from what parties released of them. Made by `fit_fusion` or `from_state`."""
 
     _rows: _Rows
-    #: Weights of `_CANDIDATES`; all 0 where classes are predicted by their shares alone.
+    #: Weights of `_CANDIDATES`; the classes' shares have what is left to 1.
     _weights: tuple[float, ...]
     #: `accuracy` and `log_loss` of the model, and the `majority` class's accuracy, on held-out fusion rows.
     held_out: dict[str, float]
@@ -101,6 +104,8 @@ class FusionModel:
             own = f"own classifier {type(self._rows.estimator).__name__}"
             kinds = {FusionName.SUM: "naive Bayes", FusionName.LOGISTIC: "logistic regression", FusionName.AUTO: own}
             parts = [(kinds.get(name, "boosted trees"), weight) for name, weight in self.weights.items()]
+            left = 1 - sum(self._weights)
+            parts += [("classes' shares", left)] if left > _LEAST_WEIGHT else []
             said = parts[0][0] if len(parts) == 1 else " + ".join(f"{weight:.0%} {name}" for name, weight in parts)
             said += f" on what parties released of {rows}; right on {self.held_out['accuracy']:.1%} of held-out ones"
         else:
@@ -161,8 +166,8 @@ class FusionModel:
             rows = _Rows(values, labels, num_classes, num_symbols, estimator, scores_SK)
             held_out = dict(zip(_FIGURES, figures.tolist(), strict=True))
             chosen = dict(zip(_CANDIDATES, weights.tolist(), strict=True))
-            if not (weights >= 0).all() or not math.isclose(weights.sum(), any(weights), abs_tol=1e-6):
-                raise ValueError(f"weights={weights.tolist()} are not 0, and do not add up to 1")
+            if not (weights >= 0).all() or not weights.sum() <= 1 + 1e-6:
+                raise ValueError(f"weights={weights.tolist()}; permitted: none below 0, together at most 1")
         except (KeyError, ValueError) as error:
             raise ModelError(f"the state of the fusion model cannot be used: {error}; train again") from error
         if any(chosen.values()) and (chosen[_CANDIDATES[-1]] > 0) != (estimator is not None):
@@ -212,15 +217,18 @@ def fit_fusion(
     tried = [candidate for candidate in _CANDIDATES if is_tried(candidate[0])]
     majority, true_B, shares_CBK = rows.held_out(tried)
     weights_C = _mixing_weights(shares_CBK[:, np.arange(len(true_B)), true_B])
-    shares_BK = np.tensordot(weights_C, shares_CBK, axes=1)
-    accuracy, loss = majority, math.inf
-    if len(true_B):
-        accuracy = float((shares_BK.argmax(axis=1) == true_B).mean())
-        loss = -float(np.log(shares_BK[np.arange(len(true_B)), true_B]).mean())
-    found = dict(zip(tried, weights_C.tolist(), strict=True))
-    if accuracy < majority or not len(true_B):
-        accuracy, loss, found = majority, math.inf, {}
-    weights = {candidate: found.get(candidate, 0.0) for candidate in _CANDIDATES}
+    accuracy, loss, found = majority, math.inf, {}
+    for part in _PARTS if len(true_B) else ():
+        mixed_BK = part * np.tensordot(weights_C, shares_CBK, axes=1) + (1 - part) * rows.shares_K
+        tried_accuracy = float((mixed_BK.argmax(axis=1) == true_B).mean())
+        tried_loss, shares_loss = (
+            -float(np.log(each_BK[np.arange(len(true_B)), true_B]).mean())
+            for each_BK in (mixed_BK, np.broadcast_to(rows.shares_K, mixed_BK.shape))
+        )
+        if tried_accuracy >= majority and (part == 1 or tried_loss < shares_loss):
+            accuracy, loss, found = tried_accuracy, tried_loss, dict(zip(tried, part * weights_C, strict=True))
+            break
+    weights = {candidate: float(found.get(candidate, 0.0)) for candidate in _CANDIDATES}
     held_out = dict(zip(_FIGURES, (accuracy, loss, majority), strict=True))
     return FusionModel(rows, tuple(weights.values()), held_out, rows.mixture(weights))
 
@@ -234,7 +242,7 @@ def _mixing_weights(shares_CB: _Reals) -> _Reals:
     for _ in range(_MIXING_STEPS if shares_CB.size else 0):
         of_each_CB = weights_C[:, None] * shares_CB
         weights_C = (of_each_CB / of_each_CB.sum(axis=0)).mean(axis=1)
-    weights_C = np.where(weights_C < min(_LEAST_WEIGHT, weights_C.max()), 0.0, weights_C)
+    weights_C = np.where(weights_C < _LEAST_WEIGHT, 0.0, weights_C)
     return np.asarray(weights_C / weights_C.sum())
 
 
@@ -260,6 +268,8 @@ class _Rows:
             raise PlanError(f"labels={labels.min()} to {labels.max()} of fusion rows; permitted: 0 to {classes - 1}")
         self.classes, self.symbols, self.estimator, self.scores_SK = classes, symbols, estimator, scores_SK
         self.values, self.labels = self.read(values), labels.astype(np.int64)
+        rows_K = np.bincount(self.labels, minlength=classes) + 0.5
+        self.shares_K = rows_K / rows_K.sum()
 
     def read(self, values: _Values) -> _Values:
         """Return symbols, S for whatever is none; or sums, 0 for whatever is no number."""
@@ -293,14 +303,14 @@ class _Rows:
 
         One row's worth of the shares is mixed in, so that no class has probability 0.
         """
-        rows_K = np.bincount(self.labels, minlength=self.classes) + 0.5
-        prior_K, own = rows_K / rows_K.sum(), len(self.labels) / (len(self.labels) + 1)
+        prior_K, own = self.shares_K, len(self.labels) / (len(self.labels) + 1)
         weights = {candidate: weight for candidate, weight in weights.items() if weight}
         if not weights or len(np.unique(self.labels)) < 2:
             return lambda asked: np.broadcast_to(prior_K, (len(asked), self.classes))
         reader = _Sums(self) if self.symbols is None else _Tables(self)
-        models = [(weight, self._learn(reader, prior_K, *candidate)) for candidate, weight in weights.items()]
-        return lambda asked: own * sum(weight * model(asked) for weight, model in models) + (1 - own) * prior_K
+        models = [(own * weight, self._learn(reader, prior_K, *candidate)) for candidate, weight in weights.items()]
+        left = 1 - own * sum(weights.values())
+        return lambda asked: sum(weight * model(asked) for weight, model in models) + left * prior_K
 
     def _learn(
         self, reader: _Sums | _Tables, prior_K: _Reals, name: FusionName, strength: float
