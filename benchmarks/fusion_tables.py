@@ -54,7 +54,10 @@ _GROUPS = 6
 #: Budgets of a training row and of a predicted row.
 BUDGETS = ((8.0, 8.0), (1.0, 8.0), (8.0, 2.0), (8.0, 1.0))
 SEEDS = range(5)
-POOLED = ("logistic regression", "boosted trees", "DP-EBM")
+PLAIN = ("logistic regression", "boosted trees")
+#: Learning rates of DP-EBM: its default, with which it has not arrived after its 300 rounds (on one table no row is
+#: above one half), and the best of four on held-out training rows of the three tables of two classes.
+DP_EBM = {"DP-EBM, its defaults": 0.01, "DP-EBM, rate 0.3": 0.3}
 
 
 #: Share of the training rows, the last ones of the file, that are judged on where rules are chosen.
@@ -124,11 +127,16 @@ def pooled(name: str, model: str, epsilon: float, seed: int) -> dict[str, Any]:
     else:
         from interpret.privacy import DPExplainableBoostingClassifier
 
+        # Its noise is not seeded: a fixed seed would void the guarantee. Columns are within public bounds already.
         found = DPExplainableBoostingClassifier(
-            epsilon=epsilon, delta=min(1e-5, 0.1 / data.num_samples), random_state=seed, n_jobs=1
+            epsilon=epsilon,
+            delta=min(1e-5, 0.1 / data.num_samples),
+            learning_rate=DP_EBM[model],
+            privacy_bounds=dict.fromkeys(range(train.shape[1]), (-1.0, 1.0)),
+            n_jobs=1,
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # DP-EBM looks at types of columns, outside of its epsilon, and says so
         shares = found.fit(train, data.train_labels).predict_proba(test)
     metrics = {"test_accuracy": float((found.classes_[shares.argmax(axis=1)] == data.test_labels).mean())}
     if data.num_classes == 2:
@@ -144,10 +152,11 @@ def tasks(version: str) -> Iterator[dict[str, Any]]:
                 for epsilon, prediction in BUDGETS:
                     yield {"table": name, "seed": seed, "epsilon": epsilon, "prediction_epsilon": prediction}
                 continue
-            for model in POOLED[:2] if seed == 0 else ():
+            for model in PLAIN if seed == 0 else ():
                 yield {"table": name, "seed": seed, "model": model}
-            for epsilon in (8.0, 1.0) if load(name).num_classes == 2 else ():  # it has no more classes
-                yield {"table": name, "seed": seed, "model": POOLED[2], "epsilon": epsilon}
+            for model in DP_EBM if load(name).num_classes == 2 else ():  # it has no more classes
+                for epsilon in (8.0, 1.0):
+                    yield {"table": name, "seed": seed, "model": model, "epsilon": epsilon}
 
 
 def measure(version: str, only: list[str], seeds: int, results: Path) -> None:
@@ -189,8 +198,8 @@ def page(results: Path) -> str:
 
     versions = [each for each in dict.fromkeys(line["version"] for line in lines) if each != "pooled"]
     heads = [f"{epsilon:g}, {prediction:g}: {version}" for epsilon, prediction in BUDGETS for version in versions]
-    ebm = [f"DP-EBM {epsilon:g}" for epsilon in (8.0, 1.0)]
-    rows = [["table", "majority", *heads, *POOLED[:2], *ebm]]
+    private = [(model, epsilon) for model in DP_EBM for epsilon in (8.0, 1.0)]
+    rows = [["table", "majority", *heads, *PLAIN, *(f"{model}, epsilon {epsilon:g}" for model, epsilon in private)]]
     for name in (*TABLES, *NAMED):
         counts = np.bincount(load(name).test_labels)
         told = [
@@ -198,8 +207,8 @@ def page(results: Path) -> str:
             for epsilon, prediction in BUDGETS
             for version in versions
         ]
-        beside = [figure(table=name, model=model) for model in POOLED[:2]]
-        beside += [figure(table=name, model=POOLED[2], epsilon=epsilon) for epsilon in (8.0, 1.0)]
+        beside = [figure(table=name, model=model) for model in PLAIN]
+        beside += [figure(table=name, model=model, epsilon=epsilon) for model, epsilon in private]
         rows.append([name, f"{counts.max() / counts.sum():.3f}".lstrip("0"), *told, *beside])
     written = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([written[0], "|" + "---|" * len(rows[0]), *written[1:]])
