@@ -118,13 +118,14 @@ class Study:
         """Return a smoke run of seconds: few rows and epochs, one configuration of each kind, one panel per figure."""
         pictures = self.dataset in ("cifar10", "imagenet100")
         kinds = ("pbm", "none", "ldp") if pictures else ("pbm", "none", "ldp", "ldp-calibrated")
-        plan = {**self.plan, "batch_size": 4 if pictures else 40}
+        views = self.dataset == "modelnet10"
+        plan = {**self.plan, "batch_size": 4 if pictures else 10 if views else 40}
         plan["embedding_dim"] = min(plan["embedding_dim"], 16)
         return replace(
             self,
             plan=plan,
             limit_epochs=2 if self.dataset in ("activity", "phishing") else 1,
-            num_samples=8 if pictures else 80 if self.dataset == "modelnet10" else 200,
+            num_samples=8 if pictures else 24 if views else 200,
             cells=_last_of_each(self.cells, kinds),
             figures={
                 name: tuple(replace(panel, cells=_last_of_each(panel.cells, kinds)) for panel in panels[-1:])
