@@ -14,7 +14,7 @@ import torch
 
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.mechanisms.simulated import success_probability
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
+from pbmvfl.privacy.poisson_binomial import PROBABILITY_ONE
 
 Array = npt.NDArray[Any]
 #: Up to so many bits the law of a sum is computed exactly; beyond, its normal approximation is.

@@ -14,8 +14,7 @@ from pbmvfl._compiled import compiled
 from pbmvfl._settings import check_whole, finite, setting
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.base import Mechanism, largest
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE, fixed_point_beta
-from pbmvfl.privacy.poisson_binomial import LARGEST_FAR_SUM, NEAR_BETA_16
+from pbmvfl.privacy.poisson_binomial import LARGEST_FAR_SUM, NEAR_BETA_16, PROBABILITY_ONE, fixed_point_beta
 
 # --- The two numbers b and beta, their range, and the search for the least noise that a budget allows ---
 

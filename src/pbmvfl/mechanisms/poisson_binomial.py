@@ -24,7 +24,7 @@ from pbmvfl.mechanisms import binomial_trials
 from pbmvfl.mechanisms.base import NoisySum, Scratch, register
 from pbmvfl.mechanisms.binomial_trials import Trials
 from pbmvfl.privacy.events import PoissonBinomialRelease
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
+from pbmvfl.privacy.poisson_binomial import PROBABILITY_ONE
 
 if TYPE_CHECKING:
     import torch

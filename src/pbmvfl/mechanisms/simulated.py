@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pbmvfl._compiled import compiled
 from pbmvfl.mechanisms.base import NoisySum
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
+from pbmvfl.privacy.poisson_binomial import PROBABILITY_ONE
 
 if TYPE_CHECKING:
     from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial

@@ -17,8 +17,8 @@ import numpy as np
 from pbmvfl._settings import Registry
 from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.privacy.composition import BitLosses, GaussianLosses, HullLosses, Losses, NoLosses
-from pbmvfl.privacy.fixed_point import fixed_point_beta
 from pbmvfl.privacy.orders import ORDERS, Curve
+from pbmvfl.privacy.poisson_binomial import fixed_point_beta
 from pbmvfl.privacy.printed_formulas import ldp_variance
 from pbmvfl.privacy.renyi import cell_rdp, gaussian_rdp, record_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit

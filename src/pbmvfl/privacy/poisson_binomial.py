@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 
+#: Success probabilities are integers in units of 1/65536, and so is beta: the sampler compares what is charged.
+PROBABILITY_ONE = 1 << 16
 Matrix = NDArray[np.float64]
 
 #: Half of the distance from 1 to the next number: the relative error of one operation.
@@ -32,6 +33,11 @@ LARGEST_BETA_16 = PROBABILITY_ONE // 2 - PROBABILITY_ONE // 128
 _SMALLEST_TRUSTED = 1e-280
 #: Places of the tilted mean of the sum, as a share of n; more of them are tried until every entry is trusted.
 _TILTS = ((0.5,), (0.2, 0.8), (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tuple(np.linspace(0.005, 0.995, 41)))
+
+
+def fixed_point_beta(beta: float) -> int:
+    """Return beta in units of 1/65536, rounded down: rounding up would release more than the account says."""
+    return int(beta * PROBABILITY_ONE)
 
 
 def check_bits(num_trials: int, beta_16: int) -> None:
