@@ -45,7 +45,7 @@ pbmvfl.Federation(pbmvfl.Plan.for_data(data)).fit(data)  # the default algorithm
 LEDGER = """
 import shutil, subprocess, sys
 from pathlib import Path
-from support.ledger_books import NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import NAME, charge, charge_all, opening, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger
 plan, path = small_plan(), Path("books/own.sqlite")
@@ -61,7 +61,7 @@ Ledger(path).set_limit(NAME, paper_limit())
 charge_all(Ledger(path), plan, run="1", rounds=2)
 shutil.copytree("books", "copy")
 session = Ledger(path).open_session(
-    dataset=NAME, plan=plan, run="2", session="s", public_start=True, exact_metrics=True
+    opening(dataset=NAME, plan=plan, run="2", session="s", public_start=True, exact_metrics=True)
 )
 charge(session, plan, 0)
 Ledger(path).set_limit(NAME, paper_limit(2000.0))  # while another descriptor has the lock
