@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
+from pbmvfl.federation.serving import release_for
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import FUSION, GRAM, LOCAL, MEAN, PREDICTION
@@ -245,6 +247,43 @@ def test_fusion_rows_are_planned_where_the_budget_covers_their_release(choices: 
     delta = min(1e-5, 0.1 / plan.num_samples)
     spent = epsilon_bound(run, Unit.CELL, Accounting.STRICT, delta=delta).epsilon
     assert 0.99 * choices["epsilon"] < spent <= choices["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"epsilon": 2.0, "serving_epsilon": 4.0},  # above the budget of a fusion row
+        {"epsilon": 8.0, "serving_epsilon": 4.0, "num_samples": 60},  # too few rows for a fusion model
+        {"epsilon": 8.0, "serving_epsilon": 2.0},
+        {"epsilon": 2.0, "serving_epsilon": 4.0, "unit": "record"},
+    ],
+    ids=str,
+)
+def test_a_later_prediction_costs_what_the_plan_was_made_for(choices: dict[str, Any]) -> None:
+    """Pure epsilon of the law itself: odds of a symbol, or the ratio of a Laplace law over the range of a vote."""
+    plan = Plan.for_budget(**{**BUDGET, **choices})
+    release = release_for(plan, epsilon=None, delta=1e-6, has_fusion=plan.num_fusion_samples > 0)
+    law: Any = release.mechanism
+    cost = law.response_epsilon if hasattr(law, "response_epsilon") else 2 * law.levels / law.scale
+    cells = plan.num_parties if choices.get("unit") == "record" else 1
+    assert 0.98 * choices["serving_epsilon"] < cells * cost <= choices["serving_epsilon"]
+    assert Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_where_no_epsilon_of_predictions_is_given_they_cost_eight() -> None:
+    for choices in ({}, {"serving_epsilon": 8.0}, {"serving_epsilon": None}):
+        plan = Plan.for_budget(**{**BUDGET, "epsilon": 1.0, **choices})
+        assert plan.prediction is None  # as plans of earlier versions
+        release = release_for(plan, epsilon=None, delta=1e-6, has_fusion=False)
+        assert 7.98 < release.mechanism.response_epsilon <= 8  # type: ignore[attr-defined]
+
+
+def test_an_epsilon_of_predictions_that_nothing_can_keep_is_refused_before_training() -> None:
+    for wrong in (-1.0, 0.0, 1e-7, math.nan):
+        with pytest.raises(PlanError, match="prediction_epsilon"):
+            Plan.for_budget(**{**BUDGET, "epsilon": 8.0, "serving_epsilon": wrong})
+    with pytest.raises(PlanError, match="serving_epsilon=4 goes with algorithm=staged"):
+        Plan.for_budget(**{**BUDGET, "epsilon": 8.0, "serving_epsilon": 4.0, "algorithm": "pbm"})
 
 
 def test_statistics_are_scaled_by_the_rows_that_they_are_of() -> None:

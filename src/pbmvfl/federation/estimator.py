@@ -145,7 +145,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             delta=self.delta,
             unit=self.unit,
             data=data,
-            serving_epsilon=self.prediction_epsilon,
+            serving_epsilon=None if self.algorithm == Algorithm.PBM else self.prediction_epsilon,
             algorithm=self.algorithm,
             label_epsilon=self.label_epsilon,
             evaluation="none",

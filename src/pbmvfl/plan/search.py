@@ -191,11 +191,13 @@ def plan_for_budget(
         return planned
     if data is not None:
         choices = {"encoder": data.default_encoder, **choices}
-    if prediction_epsilon is not None:  # a budget of their own needs training that no release is part of
-        raise PlanError(
-            f"prediction_epsilon={prediction_epsilon:g} goes with algorithm=staged and a budget of a cell or record, "
-            "where rows that are predicted have a budget of their own; leave it out (none), or choose staged"
-        )
+    own = {"prediction_epsilon": prediction_epsilon, "serving_epsilon": serving_epsilon}
+    for name, value in own.items():  # a budget of their own needs training that no release is part of
+        if value is not None and (name, value) != ("serving_epsilon", USUAL_EPSILON):
+            raise PlanError(
+                f"{name}={value:g} goes with algorithm=staged and a budget of a cell or record, where rows that are "
+                "predicted have a budget of their own; leave it out (none), or choose staged"
+            )
     # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
     known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
     plans.of(**{**sizes, "num_epochs": 1, "embedding_dim": 1, **known})
@@ -261,9 +263,11 @@ def _local(
     if prediction_epsilon is not None:
         choice = _prediction(budget, sizes, prediction_epsilon, fused=fused > 0)
         words = (f"predictions within {choice.words}",)
-    elif epsilon is not None and fused:
-        with contextlib.suppress(PlanError):  # a budget too small for any release
-            choice = _prediction(budget, sizes, epsilon)
+    elif epsilon is not None and (fused or epsilon != USUAL_EPSILON):
+        # Later predictions cost this by default, with or without fusion rows; the usual epsilon needs no mechanism for
+        # that, and where it is too small for any release there are no fusion rows.
+        with contextlib.suppress(*([PlanError] if epsilon == USUAL_EPSILON else [])):
+            choice = _prediction(budget, sizes, epsilon, fused=fused > 0)
     prediction = None if choice is None else choice.mechanism
     released: dict[str, Any] = {}
     if choice is not None:
