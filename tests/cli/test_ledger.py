@@ -183,7 +183,7 @@ def test_a_limit_that_cannot_be_set_makes_nothing(arguments, words, main, tmp_pa
 
 def test_a_run_is_told_what_it_will_cost_and_refused_if_a_limit_would_end_it(planned, tmp_path):
     assert planned("ledger", "limit", "books", "--parties", "bank,shop", *LIMIT, 5)[0] == 0
-    code, out, _ = planned(*strict_train("one"))
+    code, out, _ = planned(*strict_train("one", "--verbose"))
     assert code == 0
     said = "ledger of every party: nothing of 'people'; cell, strict: epsilon 0 of 5 is spent, 4.00 after this run"
     assert said in out
@@ -310,7 +310,7 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
     assert main(*limit)[0] == 0
     command = ("train", "--data", "people.csv", "--label", "churn", "--columns", "one=income,debt;two=visits")
     command += ("--id", "person", "--ledger", "books")
-    code, out, err = main(*command, "--out", "run")
+    code, out, err = main(*command, "--out", "run", "--verbose")
     assert code == 0, err
     assert "no limit counts exact metrics: none are looked at" in " ".join(out.split())
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -324,7 +324,7 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
 
 def test_the_label_holder_s_ledger_is_limited_forecast_shown_and_drawn_anew_by_name(main, tmp_path):
     write_table(tmp_path / "people.csv")
-    train = (*TRAIN, "--ledger", "books", "--label-epsilon", 2, "--evaluation", "none")
+    train = (*TRAIN, "--verbose", "--ledger", "books", "--label-epsilon", 2, "--evaluation", "none")
     limit = ("ledger", "limit", "books", "--dataset", "people", "--epsilon")
     code, out, _ = main(*limit, 5, "--unit", "label")
     assert (code, "books/label-holder.sqlite: people: label, strict, all parties: epsilon 5" in out) == (0, True)

@@ -223,7 +223,7 @@ def test_a_file_for_each_party_trains_resumes_and_is_known_to_ledgers_by_id(cli:
     assert code == 2
     assert "is a run with data=" in err
     os.utime("shop.csv", ns=(1, 1))
-    code, out, _ = cli("train", "--resume", "run")
+    code, out, _ = cli("train", "--resume", "run", "--verbose")
     assert code == 0
     assert "shop.csvwaswrittentosincetherunbegan" in "".join(out.split())
     Path("shop.csv").write_text(Path("shop.csv").read_text() + "P99,1,Bonn,no\n")

@@ -368,7 +368,7 @@ def test_an_encoder_that_couples_rows_is_said_to_be_charged_for_whole_batches(ma
         ledger=None,
         delta=1e-5,
     )
-    (note,) = (note for note in run._warnings() if "whole batch" in note)
+    (note,) = (note for note in run._other_notes() if "whole batch" in note)
     assert "charged as its whole batch" in note
     assert "does not hold" not in note
     apart = plan.replace(encoder="linear").privacy()
@@ -634,7 +634,7 @@ def test_a_run_is_not_continued_on_changed_values(cli, tmp_path):
     before = (tmp_path / "people.csv").read_bytes()
     (tmp_path / "run/result.json").unlink()  # as if it had not ended
     os.utime(tmp_path / "people.csv", ns=(1, 1))
-    again = cli("train", "--resume", "run")
+    again = cli("train", "--resume", "run", "--verbose")
     assert again.code == 0
     assert "people.csvwaswrittentosincetherunbegan" in "".join(again.out.split())
     (tmp_path / "people.csv").write_bytes(before + before.splitlines()[-1] + b"\n")

@@ -45,10 +45,10 @@ def look_ahead(
     until_limit: bool,
     redraw_labels: bool,
     quiet: bool,
-) -> None:
-    """Print what every ledger has spent and will have spent; refuse a run that a limit would end.
+) -> list[str]:
+    """Return lines on what every ledger has spent and will have spent; refuse a run that a limit would end.
 
-    With `until_limit` such a run is permitted, unless it is the label holder's limit.
+    A refusal prints the lines. With `until_limit` such a run is permitted, unless it is the label holder's limit.
     """
     from rich.console import Console
 
@@ -56,19 +56,24 @@ def look_ahead(
 
     ended = None if resumed is None else resumed.read_result()
     if source.ledger is None or (ended is not None and not ended.stopped):
-        return
+        return []
     checkpoints = None if resumed is None else resumed.checkpoints
     folder = Path(source.ledger)
     if resumed is not None and not folder.is_dir():
-        return  # training reports the missing folder of ledgers
+        return []  # training reports the missing folder of ledgers
     found = Federation(plan).forecast(
         data, folder, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
     )
-    console = Console(stderr=quiet, quiet=quiet, highlight=False)
-    for line in forecast_lines(found, dataset=data.name, plan=plan):
-        console.print(line, markup=False, soft_wrap=True)
+    lines = forecast_lines(found, dataset=data.name, plan=plan)
     ending = [each for each in found if not until_limit or each.party == LABEL_HOLDER]
-    check_reaches_end(ending, dataset=data.name, rounds=len(plan.schedule))
+    try:
+        check_reaches_end(ending, dataset=data.name, rounds=len(plan.schedule))
+    except BudgetExceeded:
+        console = Console(stderr=quiet, quiet=quiet, highlight=False)
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
+        raise
+    return lines
 
 
 #: Note where an owner has a limit for these rows and has not permitted exact metrics.
@@ -110,7 +115,7 @@ def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) 
             known = plan.num_test_samples - charged
             begin += f"; {known:,} of {counted(plan.num_test_samples, 'row')} have stored answers and cost nothing"
         if not limits:
-            lines.append(f"{begin}, and no limit; what this run releases is written down")
+            lines.append(f"{begin}, and no limit")
         for limit in limits:
             other = "" if limit.dataset == dataset else f"{limit.dataset!r}, whose rows the weights may know, "
             lines.append(f"{begin}; {other}{_says(limit, plan)}")

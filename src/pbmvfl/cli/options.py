@@ -154,8 +154,8 @@ AccountingName = Annotated[
 PredictionEpsilon = Annotated[
     float | None,
     typer.Option(
-        help="What the prediction of a test row may cost, with --algorithm staged. Without it: exact sums, outside the "
-        "epsilon.",
+        help="What a prediction may cost, with --algorithm staged; test rows are then released. Without it later "
+        "rows cost 8, and test rows are simulated, outside the epsilon.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -270,7 +270,7 @@ def train(
         if num_parties is not None:
             given["num_parties"] = num_parties
         run = _resumed(resume, asked, planned, given)
-        ahead(run.plan, run.data, run.source, run.folder)
+        run = replace(run, ledger_lines=ahead(run.plan, run.data, run.source, run.folder))
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
@@ -306,6 +306,7 @@ def train(
         until_limit=until_limit,
         redraw_labels=redraw_labels,
         notes=run.notes,
+        ledger_lines=run.ledger_lines,
         verbose=verbose,
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,
@@ -328,6 +329,7 @@ class _Prepared:
     data: VerticalDataset
     source: RunSource
     notes: Sequence[str] = ()
+    ledger_lines: Sequence[str] = ()
 
 
 def rows_of_options(
@@ -380,7 +382,7 @@ def _new(
     given: dict[str, Any],
     out: Path | None,
     parties: Parties,
-    ahead: Callable[[Plan, VerticalDataset, RunSource], None],
+    ahead: Callable[[Plan, VerticalDataset, RunSource], Sequence[str]],
     unseen: Callable[[VerticalDataset, RunSource], bool],
     budget: AskedBudget | None,
     delta: float | None,
@@ -412,12 +414,13 @@ def _new(
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # refuse bad input before the folder is created
-    ahead(plan, data, source)
+    ledger_lines = ahead(plan, data, source)
     folder = RunFolder.create(out, name=data.name)
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
-    return _Prepared(folder, plan, data, source, (*notes, *(planned_budget.words if planned_budget else ())))
+    notes = (*notes, *(planned_budget.words if planned_budget else ()))
+    return _Prepared(folder, plan, data, source, notes, ledger_lines)
 
 
 def _sizes_of(planned: dict[str, Any]) -> frozenset[str]:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 from pbmvfl._text import counted
 from pbmvfl.cli.descriptions import describe_algorithm, describe_widths
-from pbmvfl.cli.tables import plain_table, print_notes
+from pbmvfl.cli.tables import plain_table
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.results import EXACT, SIMULATED, Result
 from pbmvfl.plan.plan import Plan
@@ -21,33 +22,34 @@ from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_table
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 from pbmvfl.wire.traffic import human_bytes
 
-#: More notes than these are printed only by --verbose.
-_MOST_NOTES = 3
+#: Lines of a run on a terminal of 80 columns, and those of them that come after training: figures, which may take two,
+#: rounds and the next command, and in a pipe one of progress.
+MOST_LINES = 15
+_AFTERWARDS = 4
 _ROWS = {"train": "training rows", "test": "predicted rows"}
 
 
 # --- Before training ---
 
 
-def print_start(console: Console, plan: Plan, data: VerticalDataset) -> None:
-    """Print the data and the algorithm, a line each."""
+def print_start(console: Console, plan: Plan, data: VerticalDataset) -> int:
+    """Print the data and the algorithm, a line each; return how many lines that took."""
     sizes = (
-        counted(data.num_samples, "training row"),
-        counted(data.num_test_samples, "test row"),
+        f"{data.num_samples:,} training and {counted(data.num_test_samples, 'test row')}",
         f"{data.num_classes} classes",
-        f"{data.num_parties} parties of {describe_widths(data)}",
+        f"{data.num_parties} parties of {describe_widths(data).partition(',')[0]}",
     )
-    console.print(escape(f"{data.name}: {', '.join(sizes)}"))
-    console.print(escape(describe_algorithm(plan)))
+    lines = _print(console, escape(f"{data.name}: {', '.join(sizes)}"))
+    return lines + _print(console, escape(describe_algorithm(plan)))
 
 
-def print_cost(console: Console, run: TrainingRun, *, delta: float, title: str, noise_is_known: bool = False) -> None:
-    """Print what a run tells the server about training rows, predicted rows and labels, and how to read it."""
+def print_cost(console: Console, run: TrainingRun, *, delta: float, title: str, noise_is_known: bool = False) -> int:
+    """Print what a run tells the server about training rows, predicted rows and labels; return the lines it took."""
     tables = {
         _ROWS.get(split, split): privacy_table(run.of_split(split), delta=delta, noise_is_known=noise_is_known)
         for split in (run.splits if run.charges_by_split else ())
     } or {"rows": privacy_table(run, delta=delta, noise_is_known=noise_is_known)}
-    shown = plain_table(title, "cell\nepsilon", "right\nof 100", "record\nepsilon", "right\nof 100")
+    shown = plain_table(title, "cell epsilon", "right of 100", "record epsilon", "right of 100")
     for rows, table in tables.items():
         shown.add_row(rows, *_cells(table, Accounting.STRICT))
     if run.has_joint_rounds and not noise_is_known:
@@ -58,16 +60,18 @@ def print_cost(console: Console, run: TrainingRun, *, delta: float, title: str, 
     if (label := whole.label) is not None:
         epsilon = format_epsilon(label.epsilon) if math.isfinite(label.epsilon) else "in clear"
         shown.add_row("training labels", epsilon, _right(label))
-    console.print(shown)
-    console.print(
-        "right of 100: guesses that the server's best attack gets right; 50 is blind. cell: a row at one party; "
-        f"record: a row; delta {delta:g}",
-        style="dim",
-    )
-    for line in _worse(tables):
-        console.print(line)
+    legend = f"cell: a row at one party; right: best attack's guesses, blind 50; delta {delta:g}"
+    lines = _print(console, shown) + _print(console, f"[dim]{legend}[/]")
+    lines += sum(_print(console, line) for line in _worse(tables))
     if run.has_joint_rounds and NOT_A_PROOF in whole.conditions:
-        console.print(f"* {NOT_A_PROOF}", style="dim")
+        lines += _print(console, "[dim]* not a proof: weights carry a row into releases of other rows[/]")
+    return lines
+
+
+def _print(console: Console, text: RenderableType) -> int:
+    """Print, and return how many lines that took."""
+    console.print(text)
+    return len(console.render_lines(text, pad=False))
 
 
 def _cells(table: PrivacyTable, accounting: Accounting) -> list[str]:
@@ -80,7 +84,7 @@ def _right(bound: EpsilonBound) -> str:
 
 
 def _worse(tables: Mapping[str, PrivacyTable]) -> Iterator[str]:
-    """Yield a line for every adversary who learns more than the server."""
+    """Yield a line for each kind of rows of which an adversary learns more than the server."""
     for rows, table in tables.items():
         for unit in (Unit.CELL, Unit.RECORD):
             bounds = [each for each in table.of_columns if each.unit is unit and each.accounting is Accounting.STRICT]
@@ -88,55 +92,85 @@ def _worse(tables: Mapping[str, PrivacyTable]) -> Iterator[str]:
             if worst.epsilon > table.bound(unit, Accounting.STRICT, SERVER).epsilon:
                 said = f"{unit} epsilon {format_epsilon(worst.epsilon)}, {_right(worst)} of 100"
                 yield f"{rows}, attacked by {worst.adversary}: {said}"
+                break
 
 
-def print_few_notes(console: Console, notes: Sequence[str]) -> None:
-    """Print the first notes, and how many there are beyond them."""
-    print_notes(console, notes[:_MOST_NOTES])
-    if len(notes) > _MOST_NOTES:
-        console.print(f"{counted(len(notes) - _MOST_NOTES, 'more note')} with --verbose", style="dim")
+def room_for_notes(console: Console, used: int) -> int:
+    """Return how many lines of notes there may be before training, after so many other lines."""
+    return MOST_LINES - _AFTERWARDS - used - (not console.is_terminal)
+
+
+def print_few_notes(console: Console, notes: Sequence[tuple[str, str]], *, room: float, others: str) -> int:
+    """Print (kind, text) notes within so many lines, at least one, and return how many lines it took.
+
+    A note that does not fit is cut at the end of its line; those for which there is no line are counted.
+    """
+    used = 0
+    for index, (kind, note) in enumerate(notes):
+        text = Text.assemble((f"{kind}:", "yellow"), " ", note) if kind else Text(note)
+        lines = len(console.render_lines(text, pad=False))
+        left = room - used - (index < len(notes) - 1)
+        is_cut = lines > left
+        lines = 1 if is_cut else lines
+        if lines > left:
+            more = "more note" if index else "note"
+            return used + _print(console, f"[dim]{counted(len(notes) - index, more)} {others}[/]")
+        console.print(text, no_wrap=is_cut, overflow="ellipsis" if is_cut else None)
+        used += lines
+    return used
 
 
 # --- During training ---
 
 
 class Paced:
-    """Lines of progress for a pipe: the first after two seconds, each later one after twice as long, up to a minute."""
+    """Lines of progress for a pipe: after four seconds, after 16 more, and then one a minute."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
-        self._wait = 2.0
+        self._wait = 4.0
         self._last: float | None = None
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, line: str) -> bool:
+        """Print the line if it is time; return whether it was."""
         now = self._clock()
         if self._last is None:  # what came before it was warm-up
             self._last = now
-        if now - self._last >= self._wait:
-            self._say(line)
-            self._last, self._wait = now, min(2 * self._wait, 60.0)
+        if now - self._last < self._wait:
+            return False
+        self._say(line)
+        self._last, self._wait = now, min(4 * self._wait, 60.0)
+        return True
 
 
 # --- After training ---
 
 
-def print_outcome(console: Console, result: Result, *, delta: float, is_news: bool, folder: Path) -> None:
-    """Print the main figures, what was spent if it is not what was planned, and notes that matter."""
+def print_outcome(
+    console: Console, result: Result, *, delta: float, shown: TrainingRun | None, folder: Path, used: int = 0
+) -> None:
+    """Print the main figures, what was spent unless it was `shown` before training, and notes that matter.
+
+    `used` is how many lines there are above.
+    """
     figures = _figures(result)
     if figures:
-        console.print(figures, markup=False)
+        used += _print(console, escape(figures))
     run, known, traffic = result.training_run, result.noise_is_seeded, result.traffic
-    is_planned = not (is_news or known or run != result.plan.training_run())
+    is_planned = not known and run == shown
     moved = human_bytes(traffic.bytes_up + traffic.bytes_down + traffic.bytes_setup)
     spent = ", spent as planned" if is_planned else ""
     rounds = f"{counted(traffic.rounds, 'round')} in {result.seconds:.1f} s, {moved}{spent}"
     console.print(f"{rounds}; run folder: {folder}", markup=False, soft_wrap=True)
+    used += 2  # with the command that comes next
     if not is_planned:
-        print_cost(console, run, delta=delta, title="spent, at most", noise_is_known=known)
+        used += print_cost(console, run, delta=delta, title="spent, at most", noise_is_known=known)
     said = {*result.warnings, *(note for note in result.notes if result.diverged and result.stopped in note)}
     said |= {result.how_measured} if figures else set()
-    print_notes(console, [note for note in result.notes if note not in said])
-    print_notes(console, result.warnings, kind="warning")
+    notes = [("warning", note) for note in result.warnings]
+    notes += [("note", note) for note in result.notes if note not in said]
+    room = math.inf if result.stopped else MOST_LINES - used
+    print_few_notes(console, notes, room=max(1, room), others="in the report")
     if result.diverged:
         console.print("[bold red]diverged:[/]", end=" ")
         console.print(result.stopped, markup=False)
@@ -146,11 +180,10 @@ def _figures(result: Result) -> str:
     """Return accuracy, or accuracy and AUPRC of two classes, with what they were measured on."""
     simulated = result.measured_on in (EXACT, SIMULATED)
     metrics = result.metrics if simulated else result.released
-    titles = {"test_accuracy": "test accuracy", "train_accuracy": "train", "test_auprc": "test AUPRC"}
+    titles = {"test_accuracy": "test accuracy", "train_accuracy": "train", "test_auprc": "AUPRC"}
     values = {name: f"{title} {metrics[name]:.4f}" for name, title in titles.items() if name in metrics}
-    if result.positive_class is None:
-        values.pop("test_auprc", None)
+    values.pop("test_auprc" if result.positive_class is None else "train_accuracy", None)
     if "test_accuracy" in values and (guess := result.majority.get("test")) is not None:
         values["test_accuracy"] += f" (always {guess.name!r}: {guess.rate:.4f})"
-    source = f"simulator's {result.measured_on.removeprefix('simulated ')}" if simulated else "released predictions"
+    source = f"simulator: {result.measured_on.removeprefix('simulated ')}" if simulated else "released predictions"
     return f"{', '.join(values.values())}; {source}" if values else ""

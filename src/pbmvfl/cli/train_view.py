@@ -22,7 +22,7 @@ from pbmvfl._files import not_written
 from pbmvfl._text import counted
 from pbmvfl.cli.descriptions import describe_plan, learning_notes_for, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
-from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start
+from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start, room_for_notes
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation.epoch_history import EpochLine
@@ -33,6 +33,7 @@ from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
+from pbmvfl.privacy.accounting import TrainingRun as ReleasedRun
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.report.plots import draw_curves
 from pbmvfl.training.metrics import ClassFigures, class_figures
@@ -64,6 +65,7 @@ class TrainingRun:
         until_limit: bool = False,
         redraw_labels: bool = False,
         notes: Sequence[str] = (),
+        ledger_lines: Sequence[str] = (),
         verbose: bool = False,
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
@@ -74,7 +76,9 @@ class TrainingRun:
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
         self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
-        self._redraw_labels, self._verbose = redraw_labels, verbose
+        self._redraw_labels, self._verbose, self._ledger_lines = redraw_labels, verbose, ledger_lines
+        self._shown: ReleasedRun | None = None
+        self._lines = 0
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -102,13 +106,20 @@ class TrainingRun:
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
-            is_news = self._resumed or bool(result.stopped)
             if self._verbose:
+                is_news = self._resumed or bool(result.stopped)
                 print_result(self._console, result, delta=self._delta, is_news=is_news)
                 others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
                 self._say(f"result.json, history.csv{others} are in {self._folder.path}")
             else:
-                print_outcome(self._console, result, delta=self._delta, is_news=is_news, folder=self._folder.path)
+                print_outcome(
+                    self._console,
+                    result,
+                    delta=self._delta,
+                    shown=self._shown,
+                    folder=self._folder.path,
+                    used=self._lines,
+                )
             self._show_next()
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
@@ -118,7 +129,7 @@ class TrainingRun:
         if self._folder.model.is_dir():
             run = shlex.quote(str(self._folder.path))
             ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
-            self._say(f"next: pbmvfl {ask} (one charged release a row), pbmvfl report {run}")
+            self._say(f"next: pbmvfl {ask}, pbmvfl report {run}")
 
     @contextlib.contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
@@ -175,7 +186,7 @@ class TrainingRun:
                 said = _describe_epoch(line, plan.num_epochs)
                 if not self._verbose:
                     if bar.disable:
-                        paced(said)
+                        self._lines += paced(said)
                     return
                 # One line per epoch, or per several if there are many; on a terminal the lines stay above the bar.
                 few = -(-plan.num_epochs // _MOST_LINES)
@@ -208,19 +219,27 @@ class TrainingRun:
         classes = class_figures(data.class_names, data.train_labels, data.test_labels)
         goes_on = "" if released is None else f"continues at round {first_round:,} of {len(plan.schedule):,}"
         if self._verbose:
+            for line in self._ledger_lines:
+                self._say(line)
             self._print_plan(classes)
             if goes_on:
                 self._say(goes_on)
             title = f"epsilon that this will cost{in_all}"
             print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
-            print_notes(self._console, self._warnings())
-        else:
-            print_start(self._console, plan, data)
-            if goes_on:
-                self._say(goes_on)
-            print_cost(self._console, run, delta=self._delta, title=f"cost{in_all}, at most")
-            print_few_notes(self._console, self._warnings())
-        print_notes(self._console, notes_on_classes(classes), kind="warning")
+            print_notes(self._console, [*self._urgent_notes(), *self._other_notes()])
+            print_notes(self._console, notes_on_classes(classes), kind="warning")
+            return
+        self._shown = run
+        lines = print_start(self._console, plan, data)
+        if goes_on:
+            self._say(goes_on)
+            lines += 1
+        lines += print_cost(self._console, run, delta=self._delta, title=f"cost{in_all}, at most")
+        notes = [("warning", note) for note in notes_on_classes(classes)]
+        notes += [("note", note) for note in self._urgent_notes()] + [("", line) for line in self._ledger_lines]
+        notes += [("note", note) for note in self._other_notes()]
+        room = room_for_notes(self._console, lines)
+        self._lines = lines + print_few_notes(self._console, notes, room=room, others="with --verbose")
 
     def _print_plan(self, classes: Sequence[ClassFigures]) -> None:
         plan, data = self._plan, self._data
@@ -254,14 +273,17 @@ class TrainingRun:
         """Print a hint, to stderr where only JSON goes to stdout."""
         Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
 
-    def _warnings(self) -> list[str]:
-        plan = self._plan
-        notes = [*self._notes, *self._data.notes]
+    def _urgent_notes(self) -> list[str]:
+        """Return notes on an epsilon that protects nobody and on noise that leaves nothing to learn."""
+        plan, notes = self._plan, learning_notes_for(self._plan, self._data)
         if all(mechanism.is_private for mechanism in plan.releases):
-            notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
+            notes = privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta) + notes
+        return notes
+
+    def _other_notes(self) -> list[str]:
+        plan, notes = self._plan, [*self._notes, *self._data.notes]
         for mechanism in plan.releases if self._verbose else ():  # the table has what follows from them
             notes += mechanism.notes
-        notes += learning_notes_for(plan, self._data)
         if plan.sends_labels and plan.label_epsilon is None:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
         if plan.couples_rows:
