@@ -12,4 +12,7 @@ window.addEventListener("load", () => {
   document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code block ${i + 1}`));
   // What scrolls sideways can be reached by keyboard.
   document.querySelectorAll("pre > code, .md-typeset__scrollwrap").forEach((each) => each.setAttribute("tabindex", "0"));
+  for (const formula of document.querySelectorAll(".arithmatex")) {
+    if (formula.scrollWidth > formula.clientWidth && getComputedStyle(formula).overflowX === "auto") formula.tabIndex = 0;
+  }
 });
