@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import re
 import subprocess
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 # Certificates for a trial, and networks with a cable that can be cut, are the tests' own helpers.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from benchmarks.deploy.relay import Relay
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.link.grpc_party import GrpcPartyLink
 from pbmvfl.deploy.link.grpc_server import GrpcServerLink
@@ -103,24 +101,29 @@ class LinkSites:
         *,
         parties_a_process: int = 1,
         join_seconds: float = 180,
-        delay: float = 0.0,
-        rate: float = math.inf,
+        addresses: tuple[str, str] = ("127.0.0.1", "127.0.0.1"),
     ) -> None:
+        """Start the parties' processes and wait until all have joined.
+
+        Args:
+            works: What each party does.
+            parties_a_process: How many parties share a process, as threads.
+            join_seconds: How long to wait for them.
+            addresses: Where the server listens, and where parties find it.
+        """
         self._folder = tempfile.TemporaryDirectory()
         authority = Authority(Path(self._folder.name))
         names = [f"party-{index}" for index in range(len(works))]
         server, parties = Identity.generate(), [Identity.generate() for _ in works]
         pins = {name: identity.public for name, identity in zip(names, parties, strict=True)}
         self.link = GrpcServerLink(
-            listen=("127.0.0.1", 0),
+            listen=(addresses[0], 0),
             credentials=authority.issue(SERVER),
             auth=ServerMessageAuth(server, pins, CONTEXT),
             parties=names,
             patience=PATIENCE,
         )
-        is_slow = delay > 0 or rate < math.inf
-        self._relay = Relay(self.link.address, delay=delay, rate=rate) if is_slow else None
-        address = self._relay.address if self._relay else self.link.address
+        address = addresses[1], self.link.address[1]
         sites = [
             Site(name, identity.private_bytes(), server.public, address, authority.issue(name), work)
             for name, identity, work in zip(names, parties, works, strict=True)
@@ -158,6 +161,4 @@ class LinkSites:
             if process.is_alive():
                 process.kill()
                 process.join()
-        if self._relay:
-            self._relay.close()
         self._folder.cleanup()
