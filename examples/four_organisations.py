@@ -88,10 +88,10 @@ class Town:
         for name in (CLINIC, *PARTIES):
             (self._folder / name).mkdir(mode=0o700)
             self.run(name, f"federation request ../federation.toml --name {name}")
-        requests = " ".join(f"../{name}/request/{name}.request.zip" for name in (CLINIC, *PARTIES))
+        requests = " ".join(f"../{name}/request/{name}.request.json" for name in (CLINIC, *PARTIES))
         self.run(CLINIC, f"federation approve ../authority {requests}")
         for name in (CLINIC, *PARTIES):
-            self.run(name, f"federation package ../authority/signed/{name}.signed.zip")
+            self.run(name, f"federation package ../authority/signed/{name}.signed.json")
 
 
 def federation_file() -> str:

@@ -41,7 +41,7 @@ def test_the_steps_of_the_help_set_up_a_federation(cli: Cli) -> None:
         assert code == 0, err
         assert f"keys of {name} in" in out
         assert "it holds public keys only" in out
-        requests.append(f"{name}/request/{name}.request.zip")
+        requests.append(f"{name}/request/{name}.request.json")
     code, out, _ = cli("federation", "approve", "authority", *requests[:1])
     assert (code, out) == (0, "kept; still to ask: bank, hospital\n")
     code, out, err = cli("federation", "approve", "authority", *requests)
@@ -49,7 +49,7 @@ def test_the_steps_of_the_help_set_up_a_federation(cli: Cli) -> None:
     said = out[out.index("fingerprint") :].splitlines()[0].removeprefix("fingerprint").strip()
     assert len(said) == 39
     for name in EVERYBODY:
-        parcel = f"authority/signed/{name}.signed.zip"
+        parcel = f"authority/signed/{name}.signed.json"
         assert parcel in out
         code, shown, err = cli("federation", "package", parcel, "--home", name)
         assert code == 0, err

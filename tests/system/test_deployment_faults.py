@@ -15,8 +15,8 @@ from benchmarks.deploy.together import differing_tensors, train_together
 from pbmvfl.deploy.job.link_factory import party_link
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
-from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.grpc_server import GrpcServerLink
+from pbmvfl.deploy.link.tls import Certificate, check
 from pbmvfl.deploy.monitoring.status import read_status
 from pbmvfl.errors import FederationError, LedgerError
 from pbmvfl.federation.party_setup import ROUNDS_AHEAD
@@ -215,7 +215,7 @@ def test_a_clock_that_is_behind_is_named_before_anything_starts(homes, tmp_path)
     issued = Authority(tmp_path / "authority-again").issue("bank", first_day=1)
     _give(home, issued)
     with pytest.raises(FederationError, match=r"client\.crt is not valid yet: .* is the clock right\?"):
-        tls.check(home.certificate, home.private_key, home.authority, name="bank")
+        check(Certificate.read(home.certificate), home.private_key, Certificate.read(home.authority), name="bank")
 
 
 def test_a_site_whose_certificate_is_refused_by_date_is_named_at_the_end_of_the_job(homes):

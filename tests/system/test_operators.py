@@ -51,10 +51,10 @@ class Town:
         for name in everybody:
             self.run(name, f"federation request ../federation.toml --name {name}")
         self.run(
-            "authority", f"federation approve authority {' '.join(f'{n}/request/{n}.request.zip' for n in everybody)}"
+            "authority", f"federation approve authority {' '.join(f'{n}/request/{n}.request.json' for n in everybody)}"
         )
         for name in everybody:
-            self.run(name, f"federation package ../authority/signed/{name}.signed.zip")
+            self.run(name, f"federation package ../authority/signed/{name}.signed.json")
         write_data(self.homes(BEFORE), self.tables)
 
     def agree(self, parties: tuple[str, ...]) -> None:

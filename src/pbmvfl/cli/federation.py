@@ -54,8 +54,8 @@ app = App(
     [bold]1[/]  all agree on federation.toml: names, the server's address, the budget
     [bold]2[/]  one:  pbmvfl federation init federation.toml
     [bold]3[/]  all:  pbmvfl federation request federation.toml --name bank
-    [bold]4[/]  one:  pbmvfl federation approve authority *.request.zip
-    [bold]5[/]  all:  pbmvfl federation package bank.signed.zip
+    [bold]4[/]  one:  pbmvfl federation approve authority *.request.json
+    [bold]5[/]  all:  pbmvfl federation package bank.signed.json
     [bold]6[/]  all read the fingerprint to each other over the phone
     [bold]7[/]  then `pbmvfl server start`, and `pbmvfl party start` at every party
     """,
@@ -90,7 +90,7 @@ def init(
     console.print(f"authority of {made.name} in {authority}: keep it where few can read it", markup=False)
     console.print(
         f"next: {', '.join((made.server, *made.parties))} each run `pbmvfl federation request {federation.name} --name "
-        "NAME --home FOLDER` and send you NAME.request.zip",
+        "NAME --home FOLDER` and send you NAME.request.json",
         markup=False,
     )
 

@@ -74,7 +74,7 @@ def test_a_revoked_organisation_is_refused_by_every_site_until_it_has_new_keys(f
             check_members(fed.home(name))
     with pytest.raises(FederationError, match=r"client\.crt was revoked, by list 1"):
         processes.check_start(fed.home("bank"))
-    old = fed.root / "bank" / "request" / "bank.request.zip"
+    old = fed.root / "bank" / "request" / "bank.request.json"
     assert authority.approve(fed.authority).missing == ("bank",)
     with pytest.raises(FederationError, match="the identity of bank was revoked; let them make new keys"):
         authority.approve(fed.authority, [old])  # its old keys, once more

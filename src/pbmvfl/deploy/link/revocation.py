@@ -50,19 +50,26 @@ class RevocationList:
     number: int
     until: datetime.datetime
     entries: Mapping[int, Revoked]
+    pem: bytes
 
     @classmethod
-    def read(cls, path: Path, authority: Path) -> RevocationList:
+    def read(cls, path: Path, authority: Path, pem: bytes | None = None) -> RevocationList:
         """Read a list, and verify its signature.
+
+        Args:
+            path: The file.
+            authority: The authority's certificate.
+            pem: The list, where the file has it among other things.
 
         Raises:
             FederationError: If it cannot be read, is not the authority's, or lacks a number or an end.
         """
         root = Certificate.read(authority).value
         try:
-            with path.open("rb") as file:
-                raw = file.read(_LARGEST + 1)
-            found = x509.load_pem_x509_crl(raw[:_LARGEST])
+            if pem is None:
+                with path.open("rb") as file:
+                    pem = file.read(_LARGEST)
+            found = x509.load_pem_x509_crl(pem)
             is_signed = found.issuer == root.subject and found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
         except OSError as error:
             raise FederationError(f"{path} cannot be read: {error.strerror}; get it from the authority") from error
@@ -77,7 +84,7 @@ class RevocationList:
         if number < 1 or found.next_update_utc is None:
             raise FederationError(f"{path} has number={number}; permitted: 1 and more, and an end of its validity")
         entries = {each.serial_number: _entry(each) for each in found}
-        return cls(path=path, number=number, until=found.next_update_utc, entries=entries)
+        return cls(path=path, number=number, until=found.next_update_utc, entries=entries, pem=pem)
 
     @property
     def identities(self) -> frozenset[bytes]:

@@ -273,7 +273,9 @@ def fault(
     return None
 
 
-def check(certificate: Path, key: Path, authority: Path, *, name: str, now: datetime.datetime | None = None) -> int:
+def check(
+    certificate: Certificate, key: Path, authority: Certificate, *, name: str, now: datetime.datetime | None = None
+) -> int:
     """Check a kit's certificates and private key.
 
     Returns:
@@ -283,15 +285,14 @@ def check(certificate: Path, key: Path, authority: Path, *, name: str, now: date
         FederationError: If one of them cannot be used, with what to do.
     """
     now = now or datetime.datetime.now(datetime.UTC)
-    root, own = Certificate.read(authority), Certificate.read(certificate)
     for words in (
-        fault(own, name=name, authority=root, now=now),
-        fault(root, name=root.name, authority=None, now=now),
+        fault(certificate, name=name, authority=authority, now=now),
+        fault(authority, name=authority.name, authority=None, now=now),
     ):
         if words is not None:
             raise FederationError(words)
-    check_key(key, own)
-    return min(own.days_left(now), root.days_left(now))
+    check_key(key, certificate)
+    return min(certificate.days_left(now), authority.days_left(now))
 
 
 def check_key(path: Path, certificate: Certificate) -> None:

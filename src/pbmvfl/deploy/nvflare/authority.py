@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import io
-import json
 import shutil
 import tempfile
 from argparse import Namespace
@@ -31,7 +30,7 @@ from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.revocation import RevocationList, Revoked, sign_list
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
-from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct, read_zip_bundle
+from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
 from pbmvfl.deploy.site.folder import IDENTITY, PINS, WHO, SiteFolder
@@ -112,7 +111,7 @@ def request(federation_toml: Path, name: str, path: Path, *, new_keys: bool = Fa
         site=_csr(folder, name, name, "server" if site_folder.is_server else "client"),
         lead=_csr(folder, federation.lead, name, "lead") if site_folder.is_server else "",
     )
-    bundle = folder / f"{name}.request.zip"
+    bundle = folder / f"{name}.request.json"
     wanted.write(bundle, identity)
     return bundle
 
@@ -139,14 +138,14 @@ def approve(
         if (twice := accepted.get(wanted.name)) is not None and twice[1] != wanted:
             raise FederationError(f"{twice[0]} and {each} are both of {wanted.name}, with different keys; ask them")
         accepted[wanted.name] = (each, wanted)
-        before = known / f"{wanted.name}.request.zip"
+        before = known / f"{wanted.name}.request.json"
         if before.exists() and _keys_in(before) != _keys_in(each) and not replace:
             raise FederationError(
                 f"{each}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
                 "a new one: --replace"
             )
     names = (federation.server, *federation.parties)
-    for path in known.glob("*.request.zip"):
+    for path in known.glob("*.request.json"):
         with contextlib.suppress(FederationError):  # made for an older federation.toml: must be requested again
             old = Request.read(path, federation)
             accepted.setdefault(old.name, (path, old))
@@ -163,7 +162,7 @@ def approve(
     check_distinct({f"{name} ({place})": key for name in keys for place, key in enumerate(keys[name])}, "requests")
     for name, (path, _) in accepted.items():
         if path.parent.resolve() != known.resolve():
-            shutil.copyfile(path, known / f"{name}.request.zip")
+            shutil.copyfile(path, known / f"{name}.request.json")
     missing = tuple(name for name in names if name not in everybody)
     if missing:
         return Approval(bundles={}, missing=missing, fingerprint="")
@@ -173,7 +172,7 @@ def approve(
     make_private_folder(folder / "signed")
     for name, wanted in everybody.items():
         server = name == federation.server
-        bundles[name] = folder / "signed" / f"{name}.signed.zip"
+        bundles[name] = folder / "signed" / f"{name}.signed.json"
         Signed(
             federation=federation.digest,
             name=name,
@@ -181,7 +180,7 @@ def approve(
             site=_sign(folder, wanted.site, "server" if server else "client", days, federation),
             lead=_sign(folder, wanted.lead, "lead", days, federation) if server else "",
             identities=identities,
-            revoked="" if revoked is None else revoked.path.read_text(),
+            revoked="" if revoked is None else revoked.pem.decode(),
         ).write(bundles[name])
     return Approval(bundles=bundles, missing=(), fingerprint=fingerprint(federation, root, identities))
 
@@ -211,7 +210,7 @@ def revoke(folder: Path, name: str | None = None, *, old: bool = False, days: in
         newest = {each.name: each for each in sorted(issued, key=_moment_of_issue)}
         if old:
             issued = [each for each in issued if each is not newest[each.name]]
-        request_of = folder / "requests" / f"{name}.request.zip"
+        request_of = folder / "requests" / f"{name}.request.json"
         identity = b"" if old or not request_of.exists() else bytes.fromhex(_keys_in(request_of)[0])
         now = datetime.datetime.now(datetime.UTC)
         for serial in (each.value.serial_number for each in issued):
@@ -240,7 +239,7 @@ def _revoked(folder: Path) -> RevocationList | None:
 
 def _keys_in(path: Path) -> tuple[str, str, str]:
     """Return identity and certificate requests of a request that was checked, of an earlier federation.toml or not."""
-    said = json.loads(read_zip_bundle(path, {"request.json", "request.sig"})["request.json"])
+    said = read_object(path, {"identity": str, "site": str, "lead": str}, FederationError)
     return said["identity"], said["site"], said["lead"]
 
 
@@ -261,29 +260,26 @@ def package(
             f"{bundle} has another identity for {site_folder.name} than the one here: somebody swapped it, or this "
             "organisation asked again since; do not use it"
         )
-    with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, bundle):
-        root = Path(scratch) / "rootCA.pem"
-        root.write_text(signed.authority)
-        authority = Certificate.read(root)
-        if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
-            raise FederationError(words)
-        kits = [("site", site_folder.name, signed.site)] + (
-            [("lead", federation.lead, signed.lead)] if site_folder.is_server else []
-        )
-        for place, name, pem in kits:
-            certificate = Path(scratch) / f"{place}.crt"
-            certificate.write_text(pem)
-            tls.check(certificate, site_folder.path / "request" / f"{name}.key", root, name=name)
-        found = fingerprint(federation, authority, signed.identities)
+    authority = _part(bundle, "authority", signed.authority)
+    if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
+        raise FederationError(words)
+    kits = {site_folder.name: _part(bundle, "site", signed.site)}
+    if site_folder.is_server:
+        kits[federation.lead] = _part(bundle, "lead", signed.lead)
+    for name, certificate in kits.items():
+        tls.check(certificate, site_folder.path / "request" / f"{name}.key", authority, name=name)
+    found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)
     _check_pins(site_folder, signed, replace)
     _write_kit(site_folder, signed)
     if signed.revoked:
-        with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, bundle):
-            (Path(scratch) / REVOKED).write_text(signed.revoked)
-            site_folder.install_revocations(Path(scratch) / REVOKED)
+        site_folder.install_revocations(bundle, signed.revoked.encode())
     return found
+
+
+def _part(bundle: Path, name: str, pem: str) -> Certificate:
+    return Certificate.parse(pem.encode(), Path(f"{bundle}: {name}"))
 
 
 def _write_kit(site_folder: SiteFolder, signed: Signed) -> None:
@@ -331,15 +327,6 @@ def _make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
     write_atomically(path / FILE, federation_toml)
     SiteFolder(path.resolve()).write_name(name)
     return SiteFolder.at(path)
-
-
-@contextlib.contextmanager
-def _named(scratch: str, bundle: Path) -> Iterator[None]:
-    """Name the bundle in errors, not a temporary file that is gone when they are read."""
-    try:
-        yield
-    except FederationError as error:
-        raise FederationError(str(error).replace(f"{scratch}/", f"{bundle}: ")) from None
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:

@@ -79,9 +79,17 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     """
     check_nvflare()
     hardening.check(site_folder)
-    days = tls.check(site_folder.certificate, site_folder.private_key, site_folder.authority, name=site_folder.name)
+    own, authority = Certificate.read(site_folder.certificate), Certificate.read(site_folder.authority)
+    days = tls.check(own, site_folder.private_key, authority, name=site_folder.name)
     site_folder.pins()
-    _check_revocations(site_folder)
+    revoked = site_folder.revocations()
+    if revoked is not None:
+        revoked.check_fresh()
+        if own.value.serial_number in revoked.entries:
+            raise FederationError(
+                f"{own.path} was revoked, by list {revoked.number} of the authority; ask for new certificates with "
+                "`pbmvfl federation request`, after a call"
+            )
     if site_folder.is_server:
         if site_folder.policy.exists():
             PolicyFile.read(site_folder)
@@ -93,18 +101,6 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     PolicyFile.read(site_folder)
     check_server(site_folder, wait=wait)
     return days
-
-
-def _check_revocations(site_folder: SiteFolder) -> None:
-    """Refuse a revocation list that is stale, older than before or not the authority's, and a revoked kit."""
-    revoked = site_folder.revocations()
-    if revoked is not None:
-        revoked.check_fresh()
-        if Certificate.read(site_folder.certificate).value.serial_number in revoked.entries:
-            raise FederationError(
-                f"{site_folder.certificate} was revoked, by list {revoked.number} of the authority; ask for new "
-                "certificates with `pbmvfl federation request`, after a call"
-            )
 
 
 def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:

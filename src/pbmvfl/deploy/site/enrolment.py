@@ -1,10 +1,13 @@
-"""Enrolment: certificate requests and signed replies, in small zip files checked before use."""
+"""Enrolment: requests to the authority and its replies, JSON files with public keys only, checked before use.
+
+A request is signed by the identity that it names, so that no organisation can use another's identity. The reply holds
+all identities; the fingerprint proves that they are the true ones.
+"""
 
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,91 +19,17 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from pbmvfl._files import not_written
+from pbmvfl._files import write_atomically
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
 
-# --- Zip bundles between organisations: exact names, bounded sizes, read in memory, never unpacked ---
-
-
-#: Largest bundle, and largest member, in bytes. Certificates and keys have about 2,000.
+#: Largest file in bytes; certificates and keys have about 2,000 each.
 LARGEST = 1_000_000
-LARGEST_MEMBER = 250_000
-#: Zip files carry dates; these do not, so that the same content is the same bytes.
-_NO_DATE = (1980, 1, 1, 0, 0, 0)
-
-
-def write_zip_bundle(path: Path, members: Mapping[str, bytes]) -> None:
-    """Write a zip file with these members and nothing about the machine that made it.
-
-    Args:
-        path: The file to write.
-        members: Content by name.
-
-    Raises:
-        PbmvflError: If the file cannot be written.
-    """
-    try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
-            for name, content in members.items():
-                bundle.writestr(zipfile.ZipInfo(name, _NO_DATE), content, zipfile.ZIP_DEFLATED)
-    except OSError as error:
-        raise not_written(path, error) from error
-
-
-def read_zip_bundle(path: Path, names: set[str], *, optional: Collection[str] = ()) -> dict[str, bytes]:
-    """Read a received zip file in memory, with bounded sizes.
-
-    Args:
-        path: The file.
-        names: Exact set of member names.
-        optional: Names of members that may be missing.
-
-    Returns:
-        Content by name.
-
-    Raises:
-        FederationError: If the file cannot be read, is too large, or has other members.
-    """
-    try:
-        if path.stat().st_size > LARGEST:
-            raise FederationError(f"{path} has more than {LARGEST:,} bytes; it is no parcel of a federation")
-        with zipfile.ZipFile(path) as bundle:
-            infos = bundle.infolist()
-            found = [info.filename for info in infos]
-            if len(found) != len(set(found)) or not names <= set(found) <= names | set(optional):
-                raise FederationError(
-                    f"{path} has {len(found)} files; permitted: exactly {', '.join(sorted(names))}; ask for it again"
-                )
-            for info in infos:
-                if info.file_size > LARGEST_MEMBER or info.flag_bits & 1:
-                    raise FederationError(f"{path}: {info.filename} is too large, or has a password; ask for it again")
-            return {info.filename: _read(bundle, info) for info in infos}
-    except OSError as error:
-        raise FederationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
-        raise FederationError(f"{path} is no zip file, or a damaged one: {error}; ask for it again") from error
-
-
-def _read(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    with bundle.open(info) as member:
-        # The size in the header is not trusted.
-        content = member.read(LARGEST_MEMBER + 1)
-    if len(content) > LARGEST_MEMBER:
-        raise FederationError(f"{info.filename} is larger than it says; ask for it again")
-    return content
-
-
-# --- Requests to the authority, and its replies: texts with public keys only, checked before use ---
-# A request is signed by the identity that it names, so that no organisation can use another's identity. The reply holds
-# all identities; the fingerprint proves that they are the true ones.
-
-
 FORMAT = 1
 _LABEL = b"pbmvfl request for a certificate\0"
 _SMALLEST_RSA = 2048
-_REVOKED = "revoked.pem"
+_OTHER_FORM = "is not of the form that this version reads; ask for it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +53,7 @@ class Request:
             "site": self.site,
             "lead": self.lead,
         }
-        text = json.dumps(said, sort_keys=True).encode()
-        write_zip_bundle(path, {"request.json": text, "request.sig": identity.sign(_LABEL + text).hex().encode()})
+        _write(path, {**said, "signature": identity.sign(_statement(said)).hex()})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Request:
@@ -134,12 +62,10 @@ class Request:
         Raises:
             FederationError: If it is damaged, not signed by its own identity, or for another federation.
         """
-        bundle = read_zip_bundle(path, {"request.json", "request.sig"})
-        said = _texts(bundle["request.json"], {"federation", "name", "identity", "site", "lead"}, path)
-        name, identity = said["name"], _hex(said["identity"], path)
+        said = _read(path, dict.fromkeys(("federation", "name", "identity", "site", "lead", "signature"), str))
+        name, identity, signature = said["name"], _hex(said["identity"], path), said.pop("signature")
         try:
-            signature = bytes.fromhex(bundle["request.sig"].decode())
-            Ed25519PublicKey.from_public_bytes(identity).verify(signature, _LABEL + bundle["request.json"])
+            Ed25519PublicKey.from_public_bytes(identity).verify(bytes.fromhex(signature), _statement(said))
         except (ValueError, InvalidSignature) as error:
             raise FederationError(f"{path} is not signed by the identity in it; ask for it again") from error
         if said["federation"] != federation.digest:
@@ -179,7 +105,7 @@ class Signed:
     revoked: str = ""
 
     def write(self, path: Path) -> None:
-        """Write the reply as a zip file."""
+        """Write the reply."""
         said = {
             "format": FORMAT,
             "federation": self.federation,
@@ -188,9 +114,9 @@ class Signed:
             "site": self.site,
             "lead": self.lead,
             "identities": {name: key.hex() for name, key in self.identities.items()},
+            "revoked": self.revoked,
         }
-        lists = {_REVOKED: self.revoked.encode()} if self.revoked else {}
-        write_zip_bundle(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode(), **lists})
+        _write(path, said)
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
@@ -199,17 +125,15 @@ class Signed:
         Raises:
             FederationError: If it has another form, or is for another federation.
         """
-        bundle = read_zip_bundle(path, {"signed.json"}, optional={_REVOKED})
-        text, revoked = bundle["signed.json"], bundle.get(_REVOKED, b"").decode(errors="replace")
-        names = {"federation", "name", "authority", "site", "lead"}
-        said = _texts(text, names, path, tables={"identities"})
+        names = ("federation", "name", "authority", "site", "lead", "revoked")
+        said = _read(path, {**dict.fromkeys(names, str), "identities": dict})
         if said["federation"] != federation.digest:
             raise FederationError(f"{path} was made for another {FILE} than the one here; compare the files")
         if set(said["identities"]) != {federation.server, *federation.parties}:
             raise FederationError(f"{path} does not have exactly the identities of all organisations; ask for it again")
         identities = {name: _hex(key, path) for name, key in said["identities"].items()}
         check_distinct(identities, path)
-        return cls(**{name: said[name] for name in names}, identities=identities, revoked=revoked)
+        return cls(**{name: said[name] for name in names}, identities=identities)
 
 
 def check_distinct(identities: Mapping[str, bytes], where: Path | str) -> None:
@@ -224,19 +148,34 @@ def check_distinct(identities: Mapping[str, bytes], where: Path | str) -> None:
             raise FederationError(f"{where}: {other} and {name} have the same key; each organisation makes its own")
 
 
-def _texts(text: bytes, names: set[str], path: Path, *, tables: Collection[str] = ()) -> dict[str, Any]:
+def _write(path: Path, said: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(said, sort_keys=True, indent=1) + "\n")
+
+
+def _statement(said: Mapping[str, Any]) -> bytes:
+    """Return what the signature of a request is about."""
+    return _LABEL + json.dumps(said, sort_keys=True).encode()
+
+
+def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Read a received object with exactly these names, of bounded size."""
     try:
-        said = json.loads(text)
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+    except OSError as error:
+        raise FederationError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(raw) > LARGEST:
+        raise FederationError(f"{path} has more than {LARGEST:,} bytes, and is of no federation; ask for it again")
+    try:
+        said = json.loads(raw)
     except (ValueError, RecursionError):
         said = None
-    if not isinstance(said, dict) or set(said) != {"format", *names, *tables}:
-        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
+    if not isinstance(said, dict) or set(said) != {"format", *kinds}:
+        raise FederationError(f"{path} {_OTHER_FORM}")
     if said["format"] != FORMAT or isinstance(said["format"], bool):
         raise FederationError(f"{path}: format={str(said['format'])[:20]!r}; this version reads format {FORMAT}")
-    if not all(isinstance(said[name], str) for name in names):
-        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
-    if not all(isinstance(said[name], dict) for name in tables):
-        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
+    if not all(isinstance(said[name], kind) for name, kind in kinds.items()):
+        raise FederationError(f"{path} {_OTHER_FORM}")
     return said
 
 

@@ -180,18 +180,18 @@ class SiteFolder:
             raise _older(found, int(seen))
         return found
 
-    def install_revocations(self, source: Path) -> RevocationList:
-        """Verify a received revocation list, and use it from now on.
+    def install_revocations(self, source: Path, pem: bytes | None = None) -> RevocationList:
+        """Verify a received revocation list, and use it from now on; `pem` is the list where `source` has more.
 
         Raises:
             FederationError: If it is not the authority's, stale, or older than the one here. Nothing is written then.
         """
-        found, current = RevocationList.read(source, self.authority), self.revocations()
+        found, current = RevocationList.read(source, self.authority, pem), self.revocations()
         found.check_fresh()
         if current is not None and found.number < current.number:
             raise _older(found, current.number)
         make_private_folder(self._newest_list.parent)
-        write_atomically(self.revoked, source.read_text())
+        write_atomically(self.revoked, found.pem)
         write_atomically(self._newest_list, f"{found.number}\n", mode=PRIVATE_FILE)
         return found
 
