@@ -46,10 +46,10 @@ def test_everything_that_is_told_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     limit = EpsilonSpent(limit="cell, strict, server", spent=1.25, epsilon=8.0, delta=1e-5)
     with StatusFile(path, site="clinic", role="server", work="train", job="j-1", run="r", parties=("a", "b")) as told:
-        told.state(State.TRAINING)
-        told.count(7, loss=0.5, bytes_up=10, bytes_down=20, parties_alive=("a",))
+        told.update(state=State.TRAINING)
+        told.update(round=7, loss=0.5, bytes_up=10, bytes_down=20, parties_alive=("a",))
         told.spent((limit,))
-        told.done()
+        told.update(state=State.DONE)
     found = read_status(path)
     assert found == told.now
     assert found is not None
@@ -79,7 +79,7 @@ def test_a_burst_of_rounds_is_written_a_few_times_and_its_last_round_always(
     began = time.monotonic()
     told = new(path)
     for i in range(5000):
-        told.count(i)
+        told.update(round=i)
     assert wait_for(path, 4999).round == 4999  # nobody closed it, nobody told it anything more
     # The first, one for each pause since, and never one a round: a slow machine makes it fewer.
     assert len(written) <= 2 + (time.monotonic() - began) / module.SHORTEST_PAUSE
@@ -89,9 +89,9 @@ def test_a_burst_of_rounds_is_written_a_few_times_and_its_last_round_always(
 def test_what_a_burst_ends_with_is_written_when_it_is_closed(tmp_path: Path) -> None:
     told = new(tmp_path / "status.json")
     for i in range(100):
-        told.count(i)
+        told.update(round=i)
     told.close()
-    told.count(5)  # after the end: no news any more
+    told.update(round=5)  # after the end: no news any more
     found = read_status(tmp_path / "status.json")
     assert found is not None
     assert found.round == 99
@@ -107,7 +107,7 @@ def test_a_reader_beside_a_writer_finds_a_whole_status_every_time(
     def write() -> None:
         number = 0
         while not stop.is_set():
-            told.count(number := number + 1)
+            told.update(round=(number := number + 1))
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
@@ -198,7 +198,7 @@ def test_what_killed_processes_had_begun_is_removed_and_nothing_else(tmp_path: P
 
 def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     told = new(tmp_path / "missing" / "status.json")
-    told.count(3)
+    told.update(round=3)
     told.failed(OSError("x"))
     told.close()
     assert "No such file" in told.trouble
@@ -216,8 +216,7 @@ def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> 
 
 def test_an_error_that_ends_the_job_is_its_state(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
-    with pytest.raises(PartyLost), new(path):
-        raise PartyLost({1: "its process ended"})
+    new(path).failed(PartyLost({1: "its process ended"}))
     found = read_status(path)
     assert found is not None
     assert found.state is State.FAILED
@@ -230,15 +229,15 @@ def test_rounds_a_second_are_those_of_the_last_seconds(tmp_path: Path, monkeypat
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     for i in range(1, 201):  # 4 s at 50 a second, then 10 s at 10 a second
         now[0] += 0.02
-        told.count(i)
+        told.update(round=i)
     assert told.now.rounds_per_second == pytest.approx(50, rel=0.01)
     for i in range(201, 301):
         now[0] += 0.1
-        told.count(i)
+        told.update(round=i)
     assert told.now.rounds_per_second == pytest.approx(10, rel=0.05)
-    told.count(120)  # back to a checkpoint
+    told.update(round=120)  # back to a checkpoint
     now[0] += 1
-    told.count(140)
+    told.update(round=140)
     assert told.now.rounds_per_second == pytest.approx(20, rel=0.01)
     monkeypatch.undo()
     told.close()
@@ -247,7 +246,7 @@ def test_rounds_a_second_are_those_of_the_last_seconds(tmp_path: Path, monkeypat
 def test_numbers_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     with new(path) as told:
-        told.count(1, loss=math.nan)
+        told.update(round=1, loss=math.nan)
         told.spent((EpsilonSpent(limit="cell", spent=math.inf, epsilon=8, delta=1e-5),))
 
     def refuse(name: str) -> None:

@@ -73,8 +73,8 @@ def looks(home: SiteFolder, seconds: list[float], **options: object) -> list[wat
 
 def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: SiteFolder) -> None:
     with server_status(home) as told:
-        told.state(State.TRAINING)
-        told.count(2225, loss=0.4312, bytes_up=12_300_000, bytes_down=4500, parties_alive=("shop",))
+        told.update(state=State.TRAINING)
+        told.update(round=2225, loss=0.4312, bytes_up=12_300_000, bytes_down=4500, parties_alive=("shop",))
         said = words(told.now)
     assert said["training"] == "round 2,225 of 8,900 (25 %)"
     assert said["loss"] == "0.4312, from what was released"
@@ -85,12 +85,12 @@ def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: SiteFo
 
 def test_a_party_sees_its_own_epsilon_of_its_limits_and_no_loss(home: SiteFolder) -> None:
     with party_status(home) as told:
-        told.count(10)
+        told.update(round=10)
         told.spent((EpsilonSpent(limit="cell, strict, server", spent=1.2341, epsilon=8.0, delta=1e-5),))
-        told.error(LinkError("cut for 3 s"))
         said = words(told.now)
+        told.failed(LinkError("cut for 3 s"))
     assert said["epsilon"] == "1.24 of 8 (cell, strict, server, delta 1e-05)"  # rounded up
-    assert said["last error"].endswith("ago: LinkError: cut for 3 s")
+    assert words(told.now)["error"] == "LinkError: cut for 3 s"
     assert not {"loss", "parties"} & set(said)
 
 
@@ -124,7 +124,7 @@ def test_times_are_in_words(seconds: float, said: str) -> None:
 
 def test_watching_ends_with_the_job_by_its_own_verdict(home: SiteFolder) -> None:
     with server_status(home) as told:
-        told.done()
+        told.update(state=State.DONE)
     assert [look.verdict for look in looks(home, [])] == [0]
     with server_status(home) as told:
         told.failed(PartyLost({1: "its process ended"}))
@@ -156,14 +156,14 @@ def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: SiteFolder
         if len(seen) == 50:
             told = server_status(home)
         if len(seen) == 150:
-            told.done()
+            told.update(state=State.DONE)
     told.close()
     assert (len(seen), seen[-1]) == (151, 0)
 
 
 def test_another_run_is_not_taken_for_the_one_that_is_watched(home: SiteFolder) -> None:
     with server_status(home) as told:
-        told.done()
+        told.update(state=State.DONE)
     first = next(watch.watch(home.status, run="second"))
     assert (first.status, first.verdict) == (None, None)
     assert next(watch.watch(home.status, run="first")).verdict == 0
@@ -176,8 +176,8 @@ def test_once_shows_the_status_and_its_exit_code_says_how_it_is(home: SiteFolder
     code, out, _ = run_main("watch", "--home", home.path, "--once")
     assert (code, out) == (1, "no job has said anything here yet\n")
     with party_status(home) as told:
-        told.state(State.TRAINING)
-        told.count(89)
+        told.update(state=State.TRAINING)
+        told.update(round=89)
         told.close()
         code, out, _ = run_main("watch", "--home", home.path, "--once")
         assert code == 0
@@ -192,8 +192,8 @@ def test_once_shows_the_status_and_its_exit_code_says_how_it_is(home: SiteFolder
 
 def test_json_is_an_object_a_line_and_nothing_else(home: SiteFolder, run_main: Main) -> None:
     with server_status(home) as told:
-        told.count(7)
-        told.done()
+        told.update(round=7)
+        told.update(state=State.DONE)
     code, out, err = run_main("watch", "--home", home.path, "--json")
     found = [json.loads(line) for line in out.splitlines()]
     assert (code, err, len(found)) == (0, "", 1)
@@ -216,9 +216,9 @@ def test_the_view_fits_the_terminal_and_loses_no_word(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     with party_status(home) as told:
-        told.count(4450)
+        told.update(round=4450)
         told.spent((EpsilonSpent(limit="record, strict, server + 2 parties", spent=3.0, epsilon=16.0, delta=1e-5),))
-        told.error(LinkError("patience=120: the line is cut"))
+        told.failed(LinkError("patience=120: the line is cut"))
         told.close()
         _, out, _ = run_main("watch", "--home", home.path, "--once")
     assert max(map(len, out.splitlines())) <= width

@@ -244,7 +244,7 @@ def test_a_job_works_when_its_own_status_says_so(tmp_path, monkeypatch, state: S
     monkeypatch.chdir(home.kit)
     assert not works_now("job-1")  # no status at all
     with StatusFile(home.status, site="bank", role="party", job="job-1") as status:
-        status.state(state)
+        status.update(state=state)
     assert works_now("job-1") is works
     assert not works_now("job-2")
 

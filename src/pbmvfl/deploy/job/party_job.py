@@ -25,6 +25,7 @@ from pbmvfl.deploy.alignment.runner import party_alignment
 from pbmvfl.deploy.job.admission import accept_job, own_row_ids
 from pbmvfl.deploy.job.agreement import Answer, Question, disagreement, facts
 from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.deploy.site.policy_file import PolicyFile
@@ -51,8 +52,8 @@ from pbmvfl.wire.refusals import Refusal, RefusalCode
 _log = logging.getLogger(__name__)
 #: Unlike admission before the job, the job's own process reads and checks all rows.
 _ROW_IDS = functools.partial(own_row_ids, quick=False)
-#: Called with (state, completed rounds) when either changes.
-OnProgress = Callable[[str, int], None]
+#: Called with changed fields of the site's status.
+OnProgress = Callable[..., None]
 
 
 class PartySite:
@@ -100,9 +101,9 @@ class PartySite:
         if party is not None:
             party.close()
 
-    def _report_progress(self, state: str) -> None:
+    def _report_progress(self, state: State) -> None:
         if self._on_progress is not None:
-            self._on_progress(state, 0 if self._party is None else self._party.completed_rounds)
+            self._on_progress(state=state, round=0 if self._party is None else self._party.completed_rounds)
 
     # --- set-up ---
 
@@ -124,7 +125,7 @@ class PartySite:
                 return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._site_folder.name)
             self._agreed = True
-            self._report_progress("set up")
+            self._report_progress(State.HANDSHAKE)
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
         except Exception as error:
             self._note(error)
@@ -196,7 +197,7 @@ class PartySite:
     def _align(self, body: bytes) -> bytes:
         if self._spec.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
-        self._report_progress("aligning")
+        self._report_progress(State.ALIGNING)
         answer = self._aligning.receive(body)
         if self._aligning.last_error is not None:
             self._note(self._aligning.last_error)
@@ -214,7 +215,7 @@ class PartySite:
         answer = party.receive(body)
         if party.last_error is not None:
             self._note(party.last_error)
-        self._report_progress("predicting" if self._spec.work is Work.PREDICT else "training")
+        self._report_progress(State.PREDICTING if self._spec.work is Work.PREDICT else State.TRAINING)
         return answer
 
     # --- the end ---
@@ -229,7 +230,6 @@ class PartySite:
             if said.get("ending") in ("done", "stopped") and self._spec.work is Work.TRAIN and completed:
                 self._save_part(int(completed))
             self.ended = {name: str(said.get(name, ""))[:1000] for name in ("ending", "words")}
-            self._report_progress(self.ended["ending"])
             return json.dumps({"kept": True}).encode()
         except Exception as error:
             self._note(error)

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.job.link_factory import party_link, server_link
 from pbmvfl.deploy.job.party_job import PartySite, public_error_text
-from pbmvfl.deploy.job.reporting import PartyReport, ServerReport
-from pbmvfl.deploy.job.server_job import Progress, ServerSite, result_folder
+from pbmvfl.deploy.job.reporting import Report
+from pbmvfl.deploy.job.server_job import ServerSite, result_folder
 from pbmvfl.deploy.link.interface import PartyLink, ServerLink
+from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.errors import PbmvflError
@@ -176,29 +177,31 @@ class PartyJob:
 
     def run(self) -> None:
         """Serve the job until its end. Errors go to the site's log and status."""
-        report = PartyReport(self._site_folder, self._spec, self._job)
-        site = PartySite(self._site_folder, self._spec, on_progress=report.progress)
+        report = Report(self._site_folder, self._spec, self._job)
+        site = PartySite(self._site_folder, self._spec, on_progress=report.update)
+        failed: Exception | None = None
         try:
-            report.state("warming up")
+            report.update(state=State.WARMING_UP)
             prepare_process()
             if self._spec.plan is not None:
                 warm_up(self._spec.plan, fuses=False)
             if self._link is None:
                 self._link = party_link(self._site_folder, self._job)
             if not self._stopped.is_set():
-                report.state("joining")
+                report.update(state=State.JOINING)
                 self._link.serve(site.handle)
         except Exception as error:
             # The error would be lost: NVFlare only sees that the thread is over.
             if not self._stopped.is_set():
-                report.failed(error)
+                failed = error
                 if not isinstance(error, PbmvflError):
                     _log.exception("the party's part of the job failed")
         finally:
             site.close()
             if self._link is not None:
                 self._link.close()
-            report.close(site)
+            ended = site.ended or {"ending": Ending.FAILED, "words": "the job ended before its work did"}
+            report.end(**ended, error=failed or site.last_error)
 
     def stop(self) -> None:
         """Close the link, and with it the ledger."""
@@ -219,11 +222,11 @@ class ServerJob:
 
     def run(self) -> None:
         """Run the job to its end, and keep its result in `result`."""
-        report = ServerReport(self._site_folder, self._spec, self._job)
+        report = Report(self._site_folder, self._spec, self._job)
         try:
             if self._link is None:  # first, so that parties which are ready sooner can connect
                 self._link = server_link(self._site_folder, self._job)
-            report.progress(Progress(state="warming up"))
+            report.update(state=State.WARMING_UP)
             prepare_process()
             if self._spec.plan is not None and self._spec.work is not Work.ALIGN:
                 warm_up(self._spec.plan)
@@ -232,7 +235,7 @@ class ServerJob:
                 self._spec,
                 self._link,
                 job=self._job,
-                on_progress=report.progress,
+                on_progress=report.update,
                 why_closed=lambda: self._why_closed,
             )
             self.result = site.run()
@@ -242,11 +245,10 @@ class ServerJob:
             self.result = JobResult(job=self._job, ending=Ending.FAILED, words=words)
             with contextlib.suppress(PbmvflError, OSError):  # the disk may be what failed
                 self.result.write(result_folder(self._site_folder, self._spec))
-            report.progress(Progress(state="failed", words=words))
         finally:
             if self._link is not None:
                 self._link.close()
-            report.close()
+        report.end(self.result.ending, self.result.words)
 
     def stop(self) -> None:
         """Close the link, and record the lost parties as the reason, as far as they are known here."""

@@ -6,15 +6,14 @@ import contextlib
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from pbmvfl.deploy.job.party_job import PartySite
-from pbmvfl.deploy.job.server_job import Progress
 from pbmvfl.deploy.monitoring.log import open_logs, prune_jobs
 from pbmvfl.deploy.monitoring.log_events import Event
 from pbmvfl.deploy.monitoring.prometheus import MetricsPort
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, StatusFile
 from pbmvfl.deploy.site.folder import SiteFolder
-from pbmvfl.deploy.site.job_spec import JobSpec
+from pbmvfl.deploy.site.job_spec import Ending, JobSpec
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import FederationError, PbmvflError
 from pbmvfl.ledger.ledger import Ledger
@@ -92,127 +91,63 @@ def _spent(ledger: Ledger, dataset: str, limit: Limit) -> EpsilonSpent:
 # --- reporting ---
 
 
-_STATES = {
-    "joining": State.JOINING,
-    "set up": State.HANDSHAKE,
-    "warming up": State.WARMING_UP,
-    "aligning": State.ALIGNING,
-    "training": State.TRAINING,
-    "predicting": State.PREDICTING,
-    "done": State.DONE,
-    "stopped": State.DONE,
-    "refused": State.FAILED,
-    "failed": State.FAILED,
-}
+class Report:
+    """Report of one job at its site: the status, of which the label holder sees more, and the log."""
 
-
-class _Report:
-    """Common part of both roles' reports."""
-
-    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str, role: Role) -> None:
-        self._site_folder, self._spec = site_folder, spec
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
+        self._is_server = site_folder.is_server
         self._log = open_logs(site_folder, job, run=spec.run)
         self._status = StatusFile(
             site_folder.status,
             site=site_folder.name,
-            role=role,
+            role=Role.SERVER if self._is_server else Role.PARTY,
             work=str(spec.work),
             job=job,
             run=spec.run,
             rounds_total=0 if spec.plan is None else len(spec.plan.schedule),
-            parties=site_folder.federation.parties if role is Role.SERVER else (),
+            parties=site_folder.federation.parties if self._is_server else (),
         )
-        self._state = ""
         self._spent: SpentWatch | None = None
-        with contextlib.suppress(PbmvflError, OSError):  # the job itself reports a faulty policy
-            self._spent = SpentWatch(self._status, site_folder.ledger, PolicyFile.read(site_folder).dataset)
-        self._log.event(Event.STARTED)
         self._metrics: MetricsPort | None = None
-        with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
-            port = PolicyFile.read(site_folder).metrics_port
-            if port is not None:
-                self._metrics = MetricsPort(site_folder.status, port)
-                self._log.event(Event.METRICS_PORT, port=port)
+        self._log.event(Event.STARTED)
+        with contextlib.suppress(PbmvflError, OSError):  # the job itself reports a faulty policy
+            policy = PolicyFile.read(site_folder)
+            self._spent = SpentWatch(self._status, site_folder.ledger, policy.dataset)
+            if policy.metrics_port is not None:
+                self._metrics = MetricsPort(site_folder.status, policy.metrics_port)
+                self._log.event(Event.METRICS_PORT, port=policy.metrics_port)
         removed = prune_jobs(site_folder, busy=(job,))
         if removed:
             self._log.event(Event.PRUNED, count=removed)
 
-    def state(self, state: str) -> None:
-        """Report the job's current state."""
-        if state == self._state:
-            return
-        self._state = state
-        self._status.state(_STATES[state])
+    def update(self, **changes: Any) -> None:
+        """Set fields of the status (`Status`); log when training begins."""
+        before, completed = self._status.now, changes.get("round", 0)
+        if self._is_server and changes.get("state") is State.TRAINING and before.state is not State.TRAINING:
+            self._log.event(Event.HANDSHAKE)
+        if not self._is_server and completed and not before.round:  # where a run resumes is unknown before
+            event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
+            self._log.event(event, round=completed - 1, rounds=before.rounds_total)
+        self._status.update(**changes)
 
-    def failed(self, error: Exception) -> None:
-        self._log.error(Event.FAILED, error)
-        self._status.failed(error)
+    def end(self, ending: str, words: str, error: Exception | None = None) -> None:
+        """Report how the job ended, and close.
 
-    def _close_watch(self) -> None:
+        Args:
+            ending: One of `Ending`.
+            words: What the label holder says about it.
+            error: This site's own error, which is reported instead.
+        """
         if self._spent is not None:
             self._spent.close()
-
-    def _close(self) -> None:
+        if ending in (Ending.DONE, Ending.STOPPED):
+            self._log.event(Event.DONE, rounds=self._status.now.round)
+            self._status.update(state=State.DONE)
+        else:
+            error = error or FederationError(words or "the server gave the job up")
+            self._log.error(Event.FAILED, error)
+            self._status.failed(error)
         if self._metrics is not None:
             self._metrics.close()
         self._status.close()
         self._log.close()
-
-
-class PartyReport(_Report):
-    """Report of a party: its own round, and what is left of its limits."""
-
-    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
-        super().__init__(site_folder, spec, job, Role.PARTY)
-        self._begun = False
-
-    def progress(self, state: str, completed: int) -> None:
-        if not self._begun and completed:  # the round at which a run resumes is unknown before
-            self._begun = True
-            event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
-            self._log.event(event, round=completed - 1, rounds=self._status.now.rounds_total)
-        self.state(state)
-        self._status.count(completed)
-
-    def close(self, site: PartySite) -> None:
-        """Report how the server ended the job, or that it did not."""
-        self._close_watch()
-        ended = site.ended
-        if ended is None:
-            if not self._status.now.state.is_over:
-                self.failed(site.last_error or FederationError("the job ended before its work did"))
-        elif ended["ending"] in ("done", "stopped"):
-            self._log.event(Event.DONE)
-            self._status.done()
-        else:
-            self.failed(site.last_error or FederationError(ended["words"] or "the server gave the job up"))
-        self._close()
-
-
-class ServerReport(_Report):
-    """Report of the label holder: rounds, the protocol's own loss, bytes, parties."""
-
-    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
-        super().__init__(site_folder, spec, job, Role.SERVER)
-
-    def progress(self, progress: Progress) -> None:
-        if progress.state == "training" and self._state != "training":
-            self._log.event(Event.HANDSHAKE)
-        if _STATES[progress.state] is State.FAILED:
-            self._state = progress.state
-            self.failed(FederationError(progress.words))
-            return
-        if _STATES[progress.state] is State.DONE and self._state != progress.state:
-            self._log.event(Event.DONE, rounds=progress.round)
-        self._status.count(
-            progress.round,
-            loss=progress.loss,
-            bytes_up=progress.bytes_up,
-            bytes_down=progress.bytes_down,
-            parties_alive=progress.alive,
-        )
-        self.state(progress.state)
-
-    def close(self) -> None:
-        self._close_watch()
-        self._close()

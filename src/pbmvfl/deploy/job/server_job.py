@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pbmvfl.deploy.job.admission import PRIVATE_REASON, accept_job
 from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, check_answer, facts
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.monitoring.redaction import printable
+from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
@@ -61,22 +62,8 @@ JOIN_SECONDS, SETUP_SECONDS = 60.0, 120.0
 _MAY_PASS = (RefusalCode.LEDGER, RefusalCode.FAULT)
 
 
-@dataclass(kw_only=True)
-class Progress:
-    """Progress that the label holder may see: figures of what was released, and counts."""
-
-    state: str = "joining"
-    round: int = 0
-    rounds_total: int = 0
-    loss: float | None = None
-    bytes_up: int = 0
-    bytes_down: int = 0
-    alive: tuple[str, ...] = ()
-    words: str = ""
-    began: float = field(default_factory=time.monotonic)
-
-
-OnProgress = Callable[[Progress], None]
+#: Called with changed fields of the site's status: figures of what was released, and counts.
+OnProgress = Callable[..., None]
 
 
 class _DeclaredStarts:
@@ -115,7 +102,7 @@ class ServerSite:
             spec: The job spec.
             link: The link to the parties.
             job: Id of the job.
-            on_progress: Called at every change of the progress.
+            on_progress: Called at every change of the status.
             why_closed: Returns the reason if the link was closed from outside, else "".
         """
         self._site_folder, self._spec, self._link, self._job = site_folder, spec, link, job
@@ -123,7 +110,6 @@ class ServerSite:
         self._on_progress = on_progress
         self._owners = _DeclaredStarts([False] * len(site_folder.federation.parties))
         self._end_is_sent = False
-        self._progress = Progress(rounds_total=0 if spec.plan is None else len(spec.plan.schedule))
 
     @property
     def folder(self) -> Path:
@@ -156,7 +142,6 @@ class ServerSite:
         if not self._end_is_sent:
             self._send_end(job_result, completed=0)
         job_result.write(self.folder)
-        self._report_progress(state=str(job_result.ending), words=job_result.words)
         return job_result
 
     def _job_result(self, ending: Ending, words: str = "") -> JobResult:
@@ -166,11 +151,8 @@ class ServerSite:
         return self._site_folder.federation.parties[party]
 
     def _report_progress(self, **changes: Any) -> None:
-        for name, value in changes.items():
-            setattr(self._progress, name, value)
-        self._progress.alive = tuple(self._link.alive)
         if self._on_progress is not None:
-            self._on_progress(self._progress)
+            self._on_progress(parties_alive=tuple(self._link.alive), **changes)
 
     def _work(self) -> JobResult:
         match self._spec.work:
@@ -185,7 +167,7 @@ class ServerSite:
 
     def _agree(self, rows: LabelRows | None) -> None:
         """Compare facts with every party, each with a challenge of its own."""
-        self._report_progress(state="set up")
+        self._report_progress(state=State.HANDSHAKE)
         mine = facts(self._site_folder, self._spec, rows=0 if rows is None else rows.num_rows)
         names = self._site_folder.federation.parties
         challenges = {index: os.urandom(CHALLENGE_BYTES) for index in range(len(names))}
@@ -226,7 +208,7 @@ class ServerSite:
 
     def _align(self) -> JobResult:
         self._agree(None)
-        self._report_progress(state="aligning")
+        self._report_progress(state=State.ALIGNING)
 
         def progress(done: int, total: int) -> None:
             self._report_progress(round=done, rounds_total=total)
@@ -278,7 +260,7 @@ class ServerSite:
             known = None if loss != loss else loss
             self._report_progress(round=completed, loss=known, bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down)
 
-        self._report_progress(state="training")
+        self._report_progress(state=State.TRAINING)
         run = Run(
             server,
             self._link,
@@ -341,7 +323,7 @@ class ServerSite:
                 f"run={spec.run!r}: the order is for model {spec.plan.model[:8]}, not {part.model[:8]}"
             )
         self._agree(rows)
-        self._report_progress(state="predicting")
+        self._report_progress(state=State.PREDICTING)
         began = time.monotonic()
         served = serve(
             spec.plan,

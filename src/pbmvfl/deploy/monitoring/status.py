@@ -14,11 +14,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from pbmvfl._descriptors import NO_FOLLOW, set_mode
 from pbmvfl._files import PRIVATE_FILE
@@ -31,6 +31,7 @@ SHORTEST_PAUSE, RATE_WINDOW = 0.2, 5.0
 #: Largest status file in bytes; a status has about 1,000, and more with many parties and limits.
 LARGEST_FILE = 256 * 1024
 _LONGEST_NAME = 100
+_Kind = TypeVar("_Kind")
 
 
 class Role(StrEnum):
@@ -92,9 +93,8 @@ class Status:
     parties_alive: tuple[str, ...] = ()
     #: At a party alone, from its own ledger.
     epsilon: tuple[EpsilonSpent, ...] = ()
-    #: Last error, or empty; the job may have continued since.
+    #: The error that ended the job, or empty.
     last_error: str = ""
-    error_at: float = 0.0
     #: Seconds since 1970. `updated` is the time of the last change, not of the last write.
     started: float = 0.0
     updated: float = 0.0
@@ -129,7 +129,7 @@ class Status:
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             return None
         try:
-            return _checked(values)
+            return _checked(cls, values)
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
@@ -162,12 +162,10 @@ class StatusFile:
     ) -> None:
         self._path = Path(path)
         self._temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        self._changed = threading.Condition()
-        self._writing = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._recent: deque[tuple[float, int]] = deque(maxlen=512)
-        self._written_at = -math.inf
-        self._is_news = self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._is_news = False
+        self._closed = threading.Event()
         #: Redacted error of the last write; empty if it succeeded.
         self.trouble = ""
         now = time.time()
@@ -188,93 +186,55 @@ class StatusFile:
         )
         self._remove_remains()
         self._write()
+        # A thread that is no daemon would keep a job's process alive at its end.
+        self._thread = threading.Thread(target=self._write_later, name="pbmvfl-status", daemon=True)
+        self._thread.start()
 
     @property
     def now(self) -> Status:
         """Newest status, written or not."""
-        with self._changed:
+        with self._lock:
             return self._status
 
-    # --- news ---
-
-    def state(self, state: State) -> None:
-        """Set the state of the job."""
-        self._update({"state": state}, at_once=state.is_over)
-
-    def count(
-        self,
-        completed: int,
-        *,
-        loss: float | None = None,
-        bytes_up: int | None = None,
-        bytes_down: int | None = None,
-        parties_alive: tuple[str, ...] | None = None,
-    ) -> None:
-        """Set the number of completed rounds and what is known with it; values that are not given stay."""
-        told = {"loss": loss, "bytes_up": bytes_up, "bytes_down": bytes_down, "parties_alive": parties_alive}
-        changes = {name: value for name, value in told.items() if value is not None}
-        self._update({**changes, "round": completed}, at_once=False)
-
-    def alive(self, parties: tuple[str, ...]) -> None:
-        """Set the parties that are connected now."""
-        self._update({"parties_alive": tuple(parties)}, at_once=False)
+    def update(self, **changes: Any) -> None:
+        """Set fields of the status; None leaves a field as it is. The end of a job is written at once."""
+        known = {name: value for name, value in changes.items() if value is not None}
+        with self._lock:
+            if self._closed.is_set():
+                return
+            if "round" in known:
+                known["rounds_per_second"] = self._rate(known["round"])
+            self._status = replace(self._status, **{"updated": time.time(), **known})
+            self._is_news = True
+        if "state" in known and known["state"].is_over:
+            self._write()
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
         """Set what the ledger has charged; see `deploy.job.reporting`.
 
         It does not count as progress of the job: a ledger can be read while the job stands still.
         """
-        if tuple(epsilon) != self.now.epsilon:
-            self._update({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
-
-    def error(self, error: BaseException) -> None:
-        """Record an error that the job survives, such as a disconnection."""
-        self._update({"last_error": redacted_error(error), "error_at": time.time()}, at_once=False)
-
-    def done(self) -> None:
-        """Record that the job completed; written at once."""
-        self._update({"state": State.DONE}, at_once=True)
+        if epsilon != self.now.epsilon:
+            self.update(epsilon=epsilon, updated=self.now.updated)
 
     def failed(self, error: BaseException) -> None:
-        """Record that the job failed, with its redacted error; written at once."""
-        told = {"state": State.FAILED, "last_error": redacted_error(error), "error_at": time.time()}
-        self._update(told, at_once=True)
+        """Record that the job failed, with its redacted error."""
+        self.update(state=State.FAILED, last_error=redacted_error(error))
 
     def close(self) -> None:
         """Write what is pending. The state of an unfinished job stays: its process ends."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
-        self._write_news()
+        self._closed.set()
+        self._thread.join(timeout=2.0)
+        if self._is_news:
+            self._write()
 
     def __enter__(self) -> StatusFile:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not self.now.state.is_over:
-            self.failed(error)
+    def __exit__(self, *reason: object) -> None:
         self.close()
 
     # --- writing ---
-
-    def _update(self, changes: Mapping[str, Any], *, at_once: bool) -> None:
-        with self._changed:
-            if self._is_closed:
-                return
-            if "round" in changes:
-                changes = {**changes, "rounds_per_second": self._rate(int(changes["round"]))}
-            self._status = replace(self._status, **{"updated": time.time(), **changes})
-            self._is_news = True
-            if not at_once:
-                if self._thread is None:
-                    # A thread that is no daemon would keep a job's process alive at its end.
-                    self._thread = threading.Thread(target=self._write_later, name="pbmvfl-status", daemon=True)
-                    self._thread.start()
-                self._changed.notify_all()
-        if at_once:
-            self._write_news()
 
     def _rate(self, completed: int) -> float | None:
         """Return the rounds per second of the last seconds; a resumed run starts to count anew."""
@@ -291,25 +251,14 @@ class StatusFile:
         return round((completed - first) / seconds, 3) if seconds > 0.05 and completed > first else None
 
     def _write_later(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_news and not self._is_closed:
-                    self._changed.wait()
-                while not self._is_closed and (left := self._written_at + SHORTEST_PAUSE - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                if self._is_closed:
-                    return
-            self._write_news()
-
-    def _write_news(self) -> None:
-        if self._is_news:
-            self._write()
+        while not self._closed.wait(SHORTEST_PAUSE):
+            if self._is_news:
+                self._write()
 
     def _write(self) -> None:
         with self._writing:
-            with self._changed:
+            with self._lock:
                 status, self._is_news = self._status, False
-                self._written_at = time.monotonic()
             try:
                 self._replace(json.dumps(status.to_dict()).encode())
                 self.trouble = ""
@@ -336,36 +285,16 @@ class StatusFile:
                     path.unlink()
 
 
-def _checked(values: Mapping[str, Any]) -> Status:
-    known = {each.name for each in fields(Status)}
-    said = {name: value for name, value in values.items() if name in known}
-    said["role"], said["state"] = Role(said["role"]), State(said["state"])
-    for name in ("site", "work", "job", "run", "last_error", "process_started", "boot"):
-        said[name] = printable(_text(said.get(name, "")))
-    for name in ("round", "rounds_total", "bytes_up", "bytes_down", "pid"):
-        said[name] = _count(said.get(name, 0))
-    for name in ("started", "updated", "error_at"):
-        said[name] = _number(said.get(name, 0.0))
-    for name in ("rounds_per_second", "loss"):
-        said[name] = None if said.get(name) is None else _number(said[name])
-    for name in ("parties", "parties_alive"):
-        said[name] = tuple(printable(_text(each), _LONGEST_NAME) for each in said.get(name, ()))
-    said["epsilon"] = tuple(
-        EpsilonSpent(
-            limit=printable(_text(each["limit"])),
-            spent=math.inf if each["spent"] is None else _number(each["spent"]),
-            epsilon=_number(each["epsilon"]),
-            delta=_number(each["delta"]),
-        )
-        for each in said.get("epsilon", ())
-    )
-    return Status(**said)
+def _checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """Return a dataclass of these values, each of its field's type; names that are not its own are left out."""
+    hints = get_type_hints(kind)
+    return kind(**{name: _READERS[hints[name]](values[name]) for name in hints if name in values})
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
-    return value
+    return printable(value)
 
 
 def _count(value: object) -> int:
@@ -375,6 +304,19 @@ def _count(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise TypeError("no number")
-    return float(value)
+    return math.inf if value is None else float(value)
+
+
+#: Readers of values by the type of their field.
+_READERS: Mapping[Any, Callable[[Any], Any]] = {
+    str: _text,
+    int: _count,
+    float: _number,
+    float | None: lambda value: None if value is None else _number(value),
+    Role: Role,
+    State: State,
+    tuple[str, ...]: lambda value: tuple(map(_text, value)),
+    tuple[EpsilonSpent, ...]: lambda value: tuple(_checked(EpsilonSpent, each) for each in value),
+}

@@ -55,7 +55,7 @@ def lines_of(status: Status) -> list[Line]:
         lines.append(Line("traffic", f"{human_bytes(status.bytes_up)} up, {human_bytes(status.bytes_down)} down"))
     lines.append(_news(status))
     if status.last_error:
-        lines.append(_error(status))
+        lines.append(Line("error", status.last_error, is_trouble=True))
     return lines
 
 
@@ -183,15 +183,6 @@ def _news(status: Status) -> Line:
     if seconds < SILENCE:
         return Line("news", "now; the process is alive")
     return Line("news", f"none for {in_words(seconds)}; the process is alive", is_trouble=seconds > 10 * SILENCE)
-
-
-def _error(status: Status) -> Line:
-    """Describe the error that ended the job, or the last one that it survived."""
-    if status.state is State.FAILED:
-        return Line("error", status.last_error, is_trouble=True)
-    ago = max(time.time() - status.error_at, 0.0)
-    is_new = not status.state.is_over and ago < 10 * SILENCE
-    return Line("last error", f"{in_words(ago)} ago: {status.last_error}", is_trouble=is_new)
 
 
 def in_words(seconds: float) -> str:
