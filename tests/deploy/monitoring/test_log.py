@@ -205,7 +205,6 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "x.jsonl", largest=100, files=3)
     for i in range(100):
         file.write(f"line {i:04}")  # 10 bytes with its end
-    file.close()
     found = log_files(tmp_path / "x.jsonl", 3)
     assert [path.name for path in found] == ["x.jsonl.2", "x.jsonl.1", "x.jsonl"]
     assert all(path.stat().st_size <= 100 for path in found)
@@ -228,7 +227,6 @@ def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) 
         thread.start()
     for thread in threads:
         thread.join()
-    file.close()
     written = "".join(each.read_text() for each in log_files(path, 50)).splitlines()
     for name in "ab":
         own = [line for line in written if line.startswith(name)]
@@ -241,7 +239,6 @@ def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
     path.write_text('{"whole": 1}\n{"cut')
     file = LogFile(path)
     file.write('{"whole": 2}')
-    file.close()
     assert path.read_text().splitlines() == ['{"whole": 1}', '{"cut', '{"whole": 2}']
 
 
@@ -340,7 +337,6 @@ def test_threads_that_rotate_at_once_lose_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    file.close()
     written = "".join(each.read_text() for each in log_files(tmp_path / "x.jsonl", 500)).splitlines()
     for name in range(8):
         assert [line[2:5] for line in written if line.startswith(f"{name} ")] == [f"{n:03d}" for n in range(60)]

@@ -284,7 +284,6 @@ def test_a_reader_goes_on_over_rotations_and_cut_lines_without_losing_or_repeati
     assert found == list(range(61))
     assert reader.unreadable == 2
     reader.close()
-    writer.close()
 
 
 def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: SiteFolder) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
 from pbmvfl._descriptors import POLL_INTERVAL
@@ -106,7 +105,9 @@ def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids
         PolicyError: As `admit`.
         OrderError: As `admit`.
     """
-    with _redact_other_errors(), _locked(site_folder):
+    # Two processes that count at the same time would count one.
+    lock = FileLock(site_folder.path / _LOCK, mode=PRIVATE_FILE, poll_interval=POLL_INTERVAL)
+    with _redact_other_errors(), lock:
         admit(site_folder, spec, now, row_ids=row_ids)
         if spec.work is Work.ALIGN:
             if not site_folder.is_server:
@@ -132,17 +133,6 @@ def own_row_ids(
 
     ids = AlignedRows.load(site_folder.alignment(spec.alignment), quick=quick).ids
     return (None, ids) if spec.work is Work.PREDICT else (ids, None)
-
-
-@contextlib.contextmanager
-def _locked(site_folder: SiteFolder) -> Iterator[None]:
-    """Serialise the processes of this site: two that count at the same time would count one."""
-    descriptor = os.open(site_folder.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-    try:
-        lock_descriptor(descriptor, poll_interval=POLL_INTERVAL)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -8,20 +8,18 @@ code that logs it; of its arguments only whole numbers, names of codes and redac
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
 import re
 import shutil
 import sys
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor, unlock_descriptor
+from filelock import FileLock
 
 from pbmvfl._descriptors import NO_FOLLOW, POLL_INTERVAL, open_file, read_at, set_mode
 from pbmvfl._files import PRIVATE_FILE, make_private_folder
@@ -45,59 +43,26 @@ class LogFile:
     def __init__(self, path: Path, *, largest: int = LARGEST_FILE, files: int = FILES) -> None:
         self.path, self._largest, self._files = Path(path), largest, files
         make_private_folder(self.path.parent)
-        self._threads = threading.Lock()
-        self._lock = self._open(self.path.with_name(self.path.name + ".lock"))
+        lock = self.path.with_name(self.path.name + ".lock")
+        self._lock = FileLock(lock, mode=PRIVATE_FILE, poll_interval=POLL_INTERVAL)
 
     def write(self, line: str) -> None:
-        """Append one line.
+        """Append one line, while no other process and no other thread does.
 
         Raises:
             OSError: If it cannot be written.
         """
         data = line.encode(errors="replace") + b"\n"
-        with self._locked():
-            descriptor = self._open(self.path)
-            try:
+        with self._lock:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            if size and size + len(data) > self._largest:
+                self._rotate()
+            descriptor = open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, PRIVATE_FILE)
+            with open(descriptor, "r+b", buffering=0) as file:
+                set_mode(descriptor, PRIVATE_FILE)
                 size = os.fstat(descriptor).st_size
-                if size and size + len(data) > self._largest:
-                    self._rotate()
-                    os.close(descriptor)
-                    descriptor = -1
-                    descriptor = self._open(self.path)
-                elif size and read_at(descriptor, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # the last line was cut by a full disk or a kill
-                os.write(descriptor, data)
-            finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
-
-    def close(self) -> None:
-        """Release the lock file."""
-        with self._threads:  # else a thread could unlock the descriptor's next file
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Serialise writers: other processes of the site, and threads of this one.
-
-        The file lock belongs to the process, so its threads need a lock of their own: two that rotate at the same time
-        would lose a file.
-        """
-        with self._threads:
-            if self._lock < 0:
-                raise OSError(errno.EBADF, "the log was closed")
-            lock_descriptor(self._lock, poll_interval=POLL_INTERVAL)
-            try:
-                yield
-            finally:
-                unlock_descriptor(self._lock)
-
-    def _open(self, path: Path) -> int:
-        descriptor = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, PRIVATE_FILE)
-        set_mode(descriptor, PRIVATE_FILE)
-        return descriptor
+                is_cut = size and read_at(descriptor, 1, size - 1) != b"\n"  # by a full disk or a kill
+                file.write(b"\n" + data if is_cut else data)
 
     def _rotate(self) -> None:
         for number in range(self._files - 2, -1, -1):
@@ -120,7 +85,7 @@ def log_files(path: Path, files: int = FILES) -> list[Path]:
 
 
 FILE = "pbmvfl.jsonl"
-_LIBRARY = "pbmvfl"
+_library = logging.getLogger("pbmvfl")
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"[A-Z][A-Z_]{0,29}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -152,7 +117,7 @@ class SiteLog:
         #: Redacted error of the last write; empty if it succeeded.
         self.trouble = ""
         self._file: LogFile | None = None
-        self._handler: _LibraryHandler | None = None
+        self._handler = _LibraryHandler(self)
         try:
             self._file = LogFile(path)
         except OSError as error:
@@ -171,18 +136,14 @@ class SiteLog:
 
         NVFlare's own log is not restricted to the owner, and would get full error texts.
         """
-        if self._handler is None:
-            self._handler = _LibraryHandler(self)
-            _captors.add(self._handler)
+        _library.addHandler(self._handler)
+        _library.propagate = False
 
     def close(self) -> None:
-        """Stop the redirection, and close the file."""
-        if self._handler is not None:
-            _captors.remove(self._handler)
-            self._handler = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Stop the redirection, and write nothing more."""
+        _library.removeHandler(self._handler)
+        _library.propagate = not any(isinstance(each, _LibraryHandler) for each in _library.handlers)
+        self._file = None
 
     def __enter__(self) -> SiteLog:
         return self
@@ -216,34 +177,6 @@ class SiteLog:
             self.trouble = ""
         except OSError as error:
             self.trouble = redacted_error(error)
-
-
-class _Captors:
-    """Handlers that the library's log records go to; while there is one, records do not propagate."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._there: list[logging.Handler] = []
-        self._propagated = True
-
-    def add(self, handler: logging.Handler) -> None:
-        logger = logging.getLogger(_LIBRARY)
-        with self._lock:
-            if not self._there:
-                self._propagated, logger.propagate = logger.propagate, False
-            self._there.append(handler)
-            logger.addHandler(handler)
-
-    def remove(self, handler: logging.Handler) -> None:
-        logger = logging.getLogger(_LIBRARY)
-        with self._lock:
-            logger.removeHandler(handler)
-            self._there.remove(handler)
-            if not self._there:
-                logger.propagate = self._propagated
-
-
-_captors = _Captors()
 
 
 class _LibraryHandler(logging.Handler):
@@ -317,22 +250,9 @@ def prune_jobs(site_folder: SiteFolder, keep: int = 10, *, busy: Collection[str]
     Only folders that are named like a job are removed, never through a link, and never that of a running job.
     Checkpoints and models are elsewhere and are not touched. The log is bounded by its own size.
     """
-    found: list[tuple[float, Path]] = []
-    with contextlib.suppress(OSError), os.scandir(site_folder.kit) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if _JOB.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-    found.sort(reverse=True)
     status = read_status(site_folder.status)
     running = {*busy, status.job if status is not None and status.process_is_alive else ""}
-    removed = 0
-    for _, path in found[max(keep, 0) :]:
-        if path.name in running:
-            continue
-        shutil.rmtree(path, ignore_errors=True)
-        removed += not path.exists()
-    return removed
+    return _remove([path for path in _job_folders(site_folder)[max(keep, 0) :] if path.name not in running])
 
 
 def remove_unfinished_jobs(site_folder: SiteFolder) -> int:
@@ -340,13 +260,22 @@ def remove_unfinished_jobs(site_folder: SiteFolder) -> int:
 
     Validated files have a description beside them. Call it only while none of the kit's processes lives.
     """
-    removed = 0
-    with contextlib.suppress(OSError):
-        for path in site_folder.kit.iterdir():
-            if _JOB.fullmatch(path.name) and not path.is_symlink() and not (path / "meta.json").is_file():
-                shutil.rmtree(path, ignore_errors=True)
-                removed += not path.exists()
-    return removed
+    return _remove([path for path in _job_folders(site_folder) if not (path / "meta.json").is_file()])
+
+
+def _job_folders(site_folder: SiteFolder) -> list[Path]:
+    """Return NVFlare's folders of jobs, newest first."""
+    with contextlib.suppress(OSError), os.scandir(site_folder.kit) as entries:
+        found = [each for each in entries if _JOB.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+        found.sort(key=lambda each: each.stat(follow_symlinks=False).st_mtime, reverse=True)
+        return [Path(each) for each in found]
+    return []
+
+
+def _remove(folders: Collection[Path]) -> int:
+    for path in folders:
+        shutil.rmtree(path, ignore_errors=True)
+    return sum(not path.exists() for path in folders)
 
 
 def _short(name: str) -> str:
