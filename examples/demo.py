@@ -50,7 +50,7 @@ for line in (TITLES, *lines):
     print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
 print(f"""
 Epsilon and advantage are of a cell (a row at one party) against the server, at delta {strict.delta:g}.
-Label epsilon is of each training label, against all parties together. Accuracy is the simulator's, outside of all: of
-simulated releases with staged, of exact sums with pbm. Advantage 1.00 with staged is that of fusion rows, which are
-released once at 8 as predictions are; smaller epsilons protect them (--epsilon 2 --prediction-epsilon 2).
+With staged the advantage is that of fusion rows, which are released once at 8 as predictions are; smaller epsilons
+protect them (--epsilon 2 --prediction-epsilon 2). Label epsilon is of each training label, against all parties
+together. Accuracy is the simulator's, outside of all: of simulated releases with staged, of exact sums with pbm.
 Choose staged to protect people; choose pbm to reproduce the paper or study joint training: its count is no proof.""")
