@@ -26,8 +26,7 @@ from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, deliver
 from pbmvfl.training.encoders import build_encoder, build_head
 from pbmvfl.training.updates import Noisy, Plain, Update
-from pbmvfl.wire.bodies import Hello
-from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.messages import SERVER, Hello, Message, MessageKind
 
 ENDLESS = 1 << 20
 

@@ -19,7 +19,7 @@ from pbmvfl.deploy.alignment.messages import TAG_BYTES
 from pbmvfl.deploy.alignment.psi import POINT_BYTES, PsiClient, PsiServer, points_of
 from pbmvfl.deploy.link.grpc_stream import LIMIT
 from pbmvfl.plan.plan import Plan
-from pbmvfl.wire.bodies import label_bytes
+from pbmvfl.wire.messages import label_bytes
 
 _TRIED, _CORES = 2_000, 2
 #: Of an id in one party's sorted setup at the label holder: a coordinate and a place.

@@ -7,8 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pbmvfl.attacks.likelihood import counts_of, draw_counts, log_law, log_likelihood
-from pbmvfl.attacks.made_up import MadeUpEntropy
+from pbmvfl.attacks.likelihood import MadeUpEntropy, counts_of, draw_counts, log_law, log_likelihood
 from pbmvfl.attacks.replay import Cells, replay
 from pbmvfl.attacks.transcripts import joint_rounds, transcript
 from pbmvfl.errors import PlanError

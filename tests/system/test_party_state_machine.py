@@ -46,8 +46,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import Party
-from pbmvfl.wire.bodies import Hello
-from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.messages import SERVER, Hello, Message, MessageKind
 from support import release_monitor
 from support.cohorts import small_data, small_plan
 from support.known_randomness import KnownParty, KnownSetup

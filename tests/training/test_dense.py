@@ -20,7 +20,7 @@ from pbmvfl.training.dense import Dense, written_out
 from pbmvfl.training.encoders import Bounded
 from pbmvfl.training.head import HeadLoss
 from pbmvfl.training.optimizer import Trainer
-from pbmvfl.training.plain import Plain
+from pbmvfl.training.updates import Plain
 
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40)
 

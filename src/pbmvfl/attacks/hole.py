@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pbmvfl.attacks.likelihood import draw_counts, probabilities
-from pbmvfl.attacks.made_up import MadeUpEntropy
+from pbmvfl.attacks.likelihood import MadeUpEntropy, draw_counts, probabilities
 from pbmvfl.attacks.replay import Cells, StackedNetworks, equal_columns, moments, normal_log, random_cells, replay
 from pbmvfl.attacks.scores import ALARM_RATE, lower_end, upper_end
 from pbmvfl.attacks.transcripts import Array, OnProgress, transcript

@@ -1,4 +1,4 @@
-"""Likelihoods of sums of the Poisson binomial mechanism, and its draws party by party.
+"""Likelihoods of sums of the Poisson binomial mechanism, its draws party by party, and made-up bytes to draw from.
 
 Shape suffixes: J parties of a sum, P coordinates.
 """
@@ -70,3 +70,22 @@ def log_law(probability_J: Array, trials: int) -> npt.NDArray[np.float64]:
         spectrum *= (1 - probability_J[..., j, None] * (1 - turns)) ** trials
     # Rounding of the transform: what is below it is not known, and counts as equally unlikely.
     return np.log(np.maximum(np.fft.ifft(spectrum).real, 1e-15))
+
+
+class MadeUpEntropy:
+    """Bytes of numpy's generator, reproducible and no secret, with the interface of the parties' source.
+
+    The parties' own samplers can be run on them. What they draw is made up, and no ledger has to count it.
+
+    Args:
+        seed: Anything that `numpy.random.default_rng` takes.
+    """
+
+    seeded = True
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def fill(self, buffer: npt.NDArray[Any]) -> None:
+        """Overwrite the whole (contiguous) buffer."""
+        buffer.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._random.bytes(buffer.nbytes), dtype=np.uint8)

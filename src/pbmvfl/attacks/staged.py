@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pbmvfl.attacks.made_up import MadeUpEntropy
+from pbmvfl.attacks.likelihood import MadeUpEntropy
 from pbmvfl.attacks.scores import SERVER_ALONE, Score, share_right
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError

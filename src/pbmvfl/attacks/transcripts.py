@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pbmvfl.attacks.made_up import MadeUpEntropy
+from pbmvfl.attacks.likelihood import MadeUpEntropy
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.plan.plan import Plan

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl.cli.options import AsJson
 from pbmvfl.errors import PlanError, RunFolderError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def attack(
         Path | None, typer.Option(help="Folder for attack.json and pictures. Default: none, or the run folder.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the attacker's own choices and made-up noise.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Attack a run, a plan or a dataset's usual plans, and show what is got beside what the account permits.
 
@@ -83,8 +84,8 @@ def attack(
         report = attack_data(data, plan=plan, seed=seed, say=say)
         shown = {"format": 1, "seed": seed, "dataset": data.name, **report.to_dict()}
         if out is not None:
-            from pbmvfl.report.attack_plots import draw_attack
             from pbmvfl.report.evidence import ATTACK_FILE
+            from pbmvfl.report.plots import draw_attack
 
             _write(out, ATTACK_FILE, shown, mode)
             for picture in draw_attack(report, out):

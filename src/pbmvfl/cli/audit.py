@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl.cli.options import AsJson
 from pbmvfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def audit(
         int | None,
         typer.Option(help="Trainings with the cell at each extreme. Default: 200.", show_default=False),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Test that what is drawn has the law that is charged. Exit code 0: sound. 5: alarm.
 
@@ -91,12 +92,12 @@ def _subject(source: str | None, plan_file: Path | None) -> Subject:
     if source is None and plan_file is None:
         return Subject.everything()
     from pbmvfl.cli.data_options import known_data
+    from pbmvfl.cli.options import TableOptions
     from pbmvfl.cli.train import read_plan
     from pbmvfl.federation.run_folder import RunFolder
     from pbmvfl.plan.plan import Plan
 
-    table = {"data": None, "columns": None}
-    known = known_data(source=source, table=table, plan_file=plan_file, given={}, load=False)
+    known = known_data(source=source, table=TableOptions(), plan_file=plan_file, given={}, load=False)
     if known.folder is not None:
         return Subject.of_plan(RunFolder.existing(known.folder).read_plan(), name=f"the plan of {known.folder.name}")
     if known.plan_file is not None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._text import did_you_mean
-from pbmvfl.cli.train import read_plan, rows_of_options
+from pbmvfl.cli.options import TableOptions
+from pbmvfl.cli.train import read_plan, source_of
 from pbmvfl.errors import DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.plan.groups import DATA
@@ -26,13 +27,22 @@ Source = Annotated[
     ),
 ]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="The sizes of this plan's file.", rich_help_panel=DATA)]
-ColumnsOrCount = Annotated[
-    str | None,
-    typer.Option(
-        help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With numbers: the most columns that a party has.',
-        rich_help_panel=DATA,
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTable(TableOptions):
+    """Options of a table, or of its width."""
+
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With numbers: the most columns that a party '
+            "has.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+
+
 _OF_TABLES = ("label", "id", "label_data", "schema", "test_data", "test_fraction")
 #: Default fraction of test rows.
 _USUAL_FRACTION = 0.2
@@ -58,7 +68,7 @@ class KnownData:
 def known_data(
     *,
     source: str | None,
-    table: dict[str, Any],
+    table: TableOptions,
     plan_file: Path | None,
     given: dict[str, Any],
     load: bool = True,
@@ -67,16 +77,16 @@ def known_data(
 
     Only one of a source, a table and a plan file is permitted. Without `load` the rows of a run folder are not read.
     """
-    ways = {"SOURCE": source, "--data": table["data"] or None, "--plan": plan_file}
+    ways = {"SOURCE": source, "--data": table.data or None, "--plan": plan_file}
     said = [way for way, value in ways.items() if value is not None]
     if len(said) > 1:
         raise DataError(f"{said[0]} and {said[1]} both say which data is meant; give one of them")
     seed, num_parties = given.get("seed", 0), given.get("num_parties")
-    if table["data"]:
-        rows = rows_of_options(None, table, num_parties, seed)
-        return _loaded(rows, given, command=_table_command(table))
-    columns = _count(table["columns"])
-    if others := [name for name in _OF_TABLES if table.get(name)]:
+    if table.data:
+        rows = source_of(None, table.to_dict(), num_parties, None, seed)
+        return _loaded(rows, given, command=_table_command(table.given))
+    columns = _count(table.columns)
+    if others := [name for name in _OF_TABLES if table.given[name]]:
         raise DataError(f"--{others[0].replace('_', '-')} goes with --data TABLE")
     if source is None and plan_file is None:
         return KnownData(sizes=_sizes_of(given), columns=columns)

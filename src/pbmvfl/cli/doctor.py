@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from pbmvfl.cli.options import AsJson
+
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Check this machine: versions, randomness, known answers of masks, noise and account, folders, locks, disk.
 

@@ -5,36 +5,18 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from pbmvfl._files import write_atomically
 from pbmvfl.cli.help_text import App
-from pbmvfl.cli.options import check_target
+from pbmvfl.cli.options import AsJson, OutFile, print_or_write, say
 from pbmvfl.errors import FederationError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 # --- Shared by the deployment commands ---
 
 
 HomeFolder = Annotated[Path, typer.Option("--home", help="The organisation's folder.", show_default="this folder")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-
-
-OutFile = Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")]
-
-
-def print_or_write(text: str, out: Path | None) -> None:
-    """Write a text to a file, or to standard output."""
-    check_target("out", out)
-    if out is None:
-        print(text, end="")
-    else:
-        write_atomically(out, text)
 
 
 def need_nvflare() -> None:
@@ -63,12 +45,6 @@ app = App(
 _FILE = typer.Argument(help="The federation.toml that all agreed on.", metavar="FEDERATION.toml", show_default=False)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
 @app.command()
 def init(
     federation: Annotated[Path, _FILE],
@@ -86,12 +62,10 @@ def init(
     from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
     made = nvflare_authority.init(federation, authority, update=update)
-    console = _console()
-    console.print(f"authority of {made.name} in {authority}: keep it where few can read it", markup=False)
-    console.print(
+    say(f"authority of {made.name} in {authority}: keep it where few can read it")
+    say(
         f"next: {', '.join((made.server, *made.parties))} each run `pbmvfl federation request {federation.name} --name "
         "NAME --home FOLDER` and send you NAME.request.json",
-        markup=False,
     )
 
 
@@ -116,9 +90,8 @@ def request(
     if json_:
         print(json.dumps({"name": name, "home": str(home.resolve()), "request": str(parcel)}))
         return
-    console = _console()
-    console.print(f"keys of {name} in {home.resolve()}: they stay here; make a copy in a safe place", markup=False)
-    console.print(f"next: send {parcel} to the authority; it holds public keys only", markup=False)
+    say(f"keys of {name} in {home.resolve()}: they stay here; make a copy in a safe place")
+    say(f"next: send {parcel} to the authority; it holds public keys only")
 
 
 @app.command()
@@ -141,14 +114,13 @@ def approve(
         parcels = {name: str(path) for name, path in made.bundles.items()}
         print(json.dumps({"parcels": parcels, "missing": made.missing, "fingerprint": made.fingerprint}))
         return
-    console = _console()
     if made.missing:
-        console.print(f"kept; still to ask: {', '.join(made.missing)}", markup=False)
+        say(f"kept; still to ask: {', '.join(made.missing)}")
         return
     for name, path in made.bundles.items():
-        console.print(f"for {name}: {path}", markup=False)
-    _show_fingerprint(console, made.fingerprint)
-    console.print("next: send each its file; each runs `pbmvfl federation package FILE --home FOLDER`", markup=False)
+        say(f"for {name}: {path}")
+    _show_fingerprint(made.fingerprint)
+    say("next: send each its file; each runs `pbmvfl federation package FILE --home FOLDER`")
 
 
 @app.command()
@@ -177,11 +149,9 @@ def revoke(
     if json_:
         print(json.dumps({"list": str(made.path), "number": made.number, "revoked": len(made.entries)}))
         return
-    console = _console()
-    console.print(f"revocation list {made.number}, {len(made.entries)} certificates: {made.path}", markup=False)
-    console.print(
+    say(f"revocation list {made.number}, {len(made.entries)} certificates: {made.path}")
+    say(
         "next: send it to every organisation; each runs `pbmvfl federation install-list FILE --home FOLDER`",
-        markup=False,
     )
 
 
@@ -226,16 +196,14 @@ def package(
     if json_:
         print(json.dumps({"name": here.name, "home": str(here.path), "fingerprint": found}))
         return
-    console = _console()
-    console.print(f"kit of {here.name} in {here.path}", markup=False)
-    _show_fingerprint(console, found)
+    say(f"kit of {here.name} in {here.path}")
+    _show_fingerprint(found)
     if processes.status(here).running:
         role = "server" if here.is_server else "party"
-        console.print(f"it still runs with the old kit: `pbmvfl {role} stop`, then start it again", markup=False)
+        say(f"it still runs with the old kit: `pbmvfl {role} stop`, then start it again")
     if fingerprint is None:
-        console.print(
+        say(
             "next: read it to the others over the phone. If theirs differs, somebody is in between: do not start",
-            markup=False,
         )
 
 
@@ -250,7 +218,7 @@ def fingerprint_(home: HomeFolder = Path(), json_: AsJson = False) -> None:
     if json_:
         print(json.dumps({"name": here.name, "fingerprint": found}))
     else:
-        _show_fingerprint(_console(), found)
+        _show_fingerprint(found)
 
 
 @app.command()
@@ -267,14 +235,12 @@ def provision(
     if json_:
         print(json.dumps({"trial": True, "homes": {name: str(home.path) for name, home in homes.items()}}))
         return
-    console = _console()
     for name, home in homes.items():
-        console.print(f"{name}: {home.path}", markup=False)
-    console.print(
+        say(f"{name}: {home.path}")
+    say(
         "this is a trial: every key was made here, by you. Between organisations use `pbmvfl federation init`, "
         "`request`, `approve` and `package`",
         style="yellow",
-        markup=False,
     )
 
 
@@ -309,5 +275,7 @@ def dashboard(out: OutFile = None) -> None:
     print_or_write(json.dumps(grafana_dashboard(), indent=2) + "\n", out)
 
 
-def _show_fingerprint(console: Console, found: str) -> None:
-    console.print(f"fingerprint  [bold]{found}[/]")
+def _show_fingerprint(found: str) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(f"fingerprint  [bold]{found}[/]")

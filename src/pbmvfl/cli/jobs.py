@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.options import AsJson
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ KeepGoing = Annotated[
         "--keep-going/--once", help="Follow a job that was lost with another, from the newest common checkpoint."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def align(
@@ -46,7 +46,7 @@ def align(
         bool, typer.Option("--replace", help="Align a name again, if no run has released anything of its rows.")
     ] = False,
     keep_going: KeepGoing = True,
-    json_: Json = False,
+    json_: AsJson = False,
 ) -> None:
     """Find the rows that the label holder and every party have, and put them in one order, without sending an id.
 
@@ -94,7 +94,7 @@ def submit(
         typer.Option(help="A plan as JSON. Default: within the budget of federation.toml.", show_default=False),
     ] = None,
     keep_going: KeepGoing = False,
-    json_: Json = False,
+    json_: AsJson = False,
 ) -> None:
     """Train: print what it will cost, submit, and wait for the end.
 
@@ -133,7 +133,7 @@ def resume(
     run: Annotated[str, typer.Argument(help="The run's name.")],
     home: HomeOption = Path("."),
     keep_going: KeepGoing = False,
-    json_: Json = False,
+    json_: AsJson = False,
 ) -> None:
     """Go on with a run from the newest checkpoint that the label holder and every party have.
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl._files import write_atomically
 from pbmvfl.cli.help_text import App
-from pbmvfl.cli.options import check_target
+from pbmvfl.cli.options import AsJson, OutFile, check_target, print_or_write, say
 from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.forecast import counted, session_words
@@ -92,7 +91,7 @@ def _ledgers_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[li
 def show(
     path: Annotated[Path, _LEDGER],
     delta: Annotated[float, typer.Option(help="For totals of data without a limit.")] = 1e-5,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Show what was spent on each dataset, what its limits leave, and every session behind it."""
     if json_:
@@ -225,7 +224,7 @@ def limit(
         with _ledgers(path, unit=unit) if parties is None else _ledgers_of_parties(path, parties, dataset) as ledgers:
             for ledger in ledgers:
                 ledger.remove_limit(dataset, *names, colluding_parties)
-                console.print(f"{ledger.path}: limit removed", markup=False, soft_wrap=True)
+                say(f"{ledger.path}: limit removed")
         return
     if epsilon is None:
         raise LedgerError("give --epsilon, or --remove")
@@ -281,7 +280,7 @@ def allow(
     with _ledgers(path) as ledgers:
         for ledger in ledgers:
             ledger.allow(dataset)
-            _say(f"{ledger.path}: {dataset} is about other people; noted")
+            say(f"{ledger.path}: {dataset} is about other people; noted")
 
 
 @app.command()
@@ -290,7 +289,7 @@ def accept(path: Annotated[Path, _LEDGER]) -> None:
     with _ledgers(path) as ledgers:
         for ledger in ledgers:
             found = ledger.accept()
-            _say(
+            say(
                 f"{ledger.path}: " + ("nothing to accept" if found is None else f"accepted, although it {found}; noted")
             )
 
@@ -313,7 +312,7 @@ def backup(
     make_folder(out)
     for file in files:
         made = back_up(file, out / file.name)
-        _say(f"{made.path}: {made.changes} changes")
+        say(f"{made.path}: {made.changes} changes")
 
 
 @app.command()
@@ -331,30 +330,20 @@ def restore(
     from pbmvfl.ledger.backup import restore as put_back
 
     made = put_back(copy, path)
-    _say(f"{made.path}: restored, {made.changes} changes")
+    say(f"{made.path}: restored, {made.changes} changes")
     with contextlib.closing(Ledger(path, read_only=True)) as ledger:
         if (found := ledger.trouble()) is not None:
-            _say(
+            say(
                 f"note: it {found}. Runs are refused. If no newer copy can be found, lower its limits by what is "
                 f"missing and run `pbmvfl ledger accept {path}`"
             )
 
 
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(text, markup=False, soft_wrap=True)
-
-
 @app.command()
 def export(
     path: Annotated[Path, _LEDGER],
-    out: Annotated[Path | None, typer.Option(help="File to write; default stdout.")] = None,
+    out: OutFile = None,
 ) -> None:
     """The whole ledger as JSON, for a reviewer."""
     check_target("out", out)
-    text = _exported(path) + "\n"
-    if out is None:
-        print(text, end="")
-        return
-    write_atomically(out, text)
+    print_or_write(_exported(path) + "\n", out)

@@ -1,18 +1,19 @@
-"""Options shared by several commands, and their checks, which run before any long work."""
+"""Options and output shared by several commands, and checks of options, which run before any long work."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from pbmvfl._files import write_atomically
 from pbmvfl._settings import Setting
 from pbmvfl.errors import DataError, PlanError, RunFolderError
 from pbmvfl.mechanisms import MECHANISMS
@@ -55,58 +56,103 @@ def check_picture(option: str, path: Path | None) -> None:
         raise RunFolderError(f"{option}={str(path)!r} must end in one of {', '.join(_PICTURES)}; choose another name")
 
 
-# --- Options of a user's table, the same in every command that takes one ---
-
-TableFile = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        help="Your own table, .parquet or .csv, instead of DATASET. A file for each party: --data bank=BANK.csv --data "
-        "shop=SHOP.csv, and --id.",
-        metavar="<file>",
-        rich_help_panel=DATA,
-    ),
-]
-TableLabel = Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)]
-TableColumns = Annotated[
-    str | None,
-    typer.Option(
-        help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With a file for each party: all but id and label.',
-        rich_help_panel=DATA,
-    ),
-]
-TableId = Annotated[
-    str | None,
-    typer.Option(
-        "--id",
-        help="The column of row ids: files are joined by it, ledgers know rows by it. Default: a row's number.",
-        rich_help_panel=DATA,
-    ),
-]
 TableLabelData = Annotated[
     Path | None,
     typer.Option(help="A file with id and label, if no party's file has the label.", rich_help_panel=DATA),
 ]
-TableSchema = Annotated[
-    Path | None,
-    typer.Option(
-        help="Public vocabularies and ranges of the columns of --data, JSON; `pbmvfl schema` writes a template.",
-        rich_help_panel=DATA,
-    ),
-]
-TableTestData = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--test-data",
-        help="Test rows, given as --data is; else a part of it.",
-        metavar="<file>",
-        rich_help_panel=DATA,
-    ),
-]
-TestFraction = Annotated[
-    float | None,
-    typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
-]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+OutFile = Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")]
+
+
+def print_or_write(text: str, out: Path | None) -> None:
+    """Write a text to a file, or to standard output."""
+    check_target("out", out)
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text)
+
+
+def say(*lines: str, style: str | None = None) -> None:
+    """Print lines without markup or breaks in them, because they may name files."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, style=style, markup=False, soft_wrap=True)
+
+
+# --- Groups of options: a frozen dataclass with a field for each, the same in every command that takes the group ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of a user's table."""
+
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Your own table, .parquet or .csv, instead of DATASET. A file for each party: --data bank=BANK.csv "
+            "--data shop=SHOP.csv, and --id.",
+            metavar="<file>",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With a file for each party: all but id and '
+            "label.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    id_: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="The column of row ids: files are joined by it, ledgers know rows by it. Default: a row's number.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    label_data: TableLabelData = None
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="Public vocabularies and ranges of the columns of --data, JSON; `pbmvfl schema` writes a template.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    test_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--test-data",
+            help="Test rows, given as --data is; else a part of it.",
+            metavar="<file>",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values by name, as they were given."""
+        return {each.name.rstrip("_"): getattr(self, each.name) for each in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values by name, with absolute paths."""
+        files = {name: table_files(f"--{name.replace('_', '-')}", self.given[name]) for name in ("data", "test_data")}
+        return {**self.given, **files, "label_data": absolute(self.label_data), "schema": absolute(self.schema)}
+
+
+def absolute(path: Path | None) -> str | None:
+    """Return an absolute path: a run may be resumed from another working folder."""
+    return None if path is None else str(path.resolve())
 
 
 def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[str, str] | None:
@@ -134,37 +180,6 @@ def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[s
     return files
 
 
-# --- Options of a privacy budget, the same in every command that plans, and their combined meaning ---
-
-
-_PANEL = "Budget"
-
-Epsilon = Annotated[float | None, typer.Option(help="What training may cost. Default: 8.", rich_help_panel=_PANEL)]
-UnitName = Annotated[
-    str | None,
-    typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_PANEL),
-]
-RecordFlag = Annotated[bool, typer.Option("--record", help="Short for --unit record.", rich_help_panel=_PANEL)]
-AccountingName = Annotated[
-    str | None,
-    typer.Option(
-        help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.", rich_help_panel=_PANEL
-    ),
-]
-PredictionEpsilon = Annotated[
-    float | None,
-    typer.Option(
-        help="What a prediction may cost, with --algorithm staged; test rows are then released. Without it later "
-        "rows cost 8, and test rows are simulated, outside the epsilon.",
-        rich_help_panel=_PANEL,
-    ),
-]
-Delta = Annotated[
-    float | None,
-    typer.Option(help="Of every epsilon. Default: a tenth of 1/N, at most 1e-5.", rich_help_panel=_PANEL),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class AskedBudget:
     """Privacy budget that the user requested."""
@@ -176,47 +191,75 @@ class AskedBudget:
     same_rows: bool = False
 
 
-def unit_of(unit: str | None, *, record: bool) -> str | None:
-    """Return the unit that --unit and --record name together, or None if neither was given."""
-    if not record:
-        return unit
-    if unit not in (None, "record"):
-        raise PlanError(f"--unit {unit} and --record contradict each other; give one of them")
-    return "record"
+_PANEL = "Budget"
 
 
-def asked_budget(
-    *,
-    epsilon: float | None,
-    unit: str | None,
-    accounting: str | None,
-    prediction_epsilon: float | None,
-    same_rows: bool = False,
-    instead: str | None = None,
-    by_hand: bool = False,
-) -> AskedBudget | None:
-    """Return the requested budget or the default one; None where a plan or its numbers were given.
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """Options of a privacy budget, and their combined meaning."""
 
-    `instead` names an option that fixes the spending by itself; it excludes all of the others.
-    """
-    asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
-    named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
-    if instead is not None and named:
-        way_out = "; a budget as the paper counts is --epsilon 8 --accounting paper" if instead == "--paper" else ""
-        raise PlanError(f"{named[0]} and {instead} both say what is spent; give one of them{way_out}")
-    if instead is not None or (not named and by_hand):
-        return None
-    if prediction_epsilon is not None and not prediction_epsilon > 0:
-        raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
-    if same_rows and prediction_epsilon is None:
-        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
-    return AskedBudget(
-        epsilon=USUAL_EPSILON if epsilon is None else epsilon,
-        unit=unit or "cell",
-        accounting=accounting or "strict",
-        prediction_epsilon=prediction_epsilon,
-        same_rows=same_rows,
-    )
+    epsilon: Annotated[
+        float | None, typer.Option(help="What training may cost. Default: 8.", rich_help_panel=_PANEL)
+    ] = None
+    unit: Annotated[
+        str | None,
+        typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_PANEL),
+    ] = None
+    record: Annotated[bool, typer.Option("--record", help="Short for --unit record.", rich_help_panel=_PANEL)] = False
+    accounting: Annotated[
+        str | None,
+        typer.Option(
+            help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    prediction_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="What a prediction may cost, with --algorithm staged; test rows are then released. Without it later "
+            "rows cost 8, and test rows are simulated, outside the epsilon.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Of every epsilon. Default: a tenth of 1/N, at most 1e-5.", rich_help_panel=_PANEL),
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The budget's values by name, None where not given; --unit and --record name one unit together."""
+        if self.record and self.unit not in (None, "record"):
+            raise PlanError(f"--unit {self.unit} and --record contradict each other; give one of them")
+        unit = "record" if self.record else self.unit
+        return {
+            "epsilon": self.epsilon,
+            "unit": unit,
+            "accounting": self.accounting,
+            "prediction_epsilon": self.prediction_epsilon,
+        }
+
+    def asked(
+        self, *, same_rows: bool = False, instead: str | None = None, by_hand: bool = False
+    ) -> AskedBudget | None:
+        """Return the requested budget or the default one; None where a plan or its numbers were given.
+
+        `instead` names an option that fixes the spending by itself; it excludes all of the others.
+        """
+        given = {name: value for name, value in self.given.items() if value is not None}
+        if instead is not None and given:
+            way_out = "; a budget as the paper counts is --epsilon 8 --accounting paper" if instead == "--paper" else ""
+            first = f"--{next(iter(given)).replace('_', '-')}"
+            raise PlanError(f"{first} and {instead} both say what is spent; give one of them{way_out}")
+        if instead is not None or (not given and by_hand):
+            return None
+        predicted = self.prediction_epsilon
+        if predicted is not None and not predicted > 0:
+            raise PlanError(f"prediction_epsilon={predicted:g} must be above 0; leave it out for exact sums")
+        if same_rows and predicted is None:
+            raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
+        usual: dict[str, Any] = {"epsilon": USUAL_EPSILON, "unit": "cell", "accounting": "strict"}
+        return AskedBudget(**{**usual, **given}, same_rows=same_rows)
 
 
 def refuse_on_resume(asked: dict[str, object]) -> None:
@@ -244,39 +287,57 @@ TRAINING_SETTINGS = (
 )
 
 
-def plan_options(
-    *names: str, required: Collection[str] = (), defaults: Collection[str] = ()
-) -> Callable[[Command], Command]:
+def plan_options(*names: str, defaults: Collection[str] = ()) -> Callable[[Command], Command]:
     """Add an option to a command for each of these settings, and pass those given as one dict, `choices`.
 
     The options replace its parameter `choices`. `mechanism` also adds the own settings of every mechanism. A setting in
-    `required` must be given. One in `defaults` has the plan's default, which is shown and passed on.
+    `defaults` has the plan's default, which is shown and passed on.
     """
     known = plan_settings()
     chosen = [known[name] for name in _with_own_numbers(names)]
+    options = [option for setting in chosen for option in _options(setting, default=setting.name in defaults)]
 
-    def decorated(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True)
-        options = [
-            option
-            for setting in chosen
-            for option in _options(setting, required=setting.name in required, default=setting.name in defaults)
+    def made(values: dict[str, Any]) -> dict[str, Any]:
+        given = {setting.name: value for setting in chosen if (value := _taken(setting, values)) is not None}
+        return {name: _number_or_none(name, value) for name, value in given.items()}
+
+    return lambda command: _with_options(option_groups(command), {"choices": options}, {"choices": made})
+
+
+def option_groups(command: Command) -> Command:
+    """Replace every parameter of a command whose type is a group of options by these."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
+    options = {
+        name: [
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=kind)
+            for each, kind in zip(fields(group), get_type_hints(group, include_extras=True).values(), strict=True)
         ]
-        parameters: list[inspect.Parameter] = []
-        for parameter in own.parameters.values():
-            parameters += options if parameter.name == "choices" else [parameter]
+        for name, group in groups.items()
+    }
 
-        @functools.wraps(command)
-        def with_options(**values: Any) -> None:
-            choices = {setting.name: _taken(setting, values) for setting in chosen}
-            given = {name: value for name, value in choices.items() if value is not None}
-            command(**values, choices={name: _number_or_none(name, value) for name, value in given.items()})
+    def maker(group: Any) -> Callable[[dict[str, Any]], Any]:
+        return lambda values: group(**{each.name: values.pop(each.name) for each in fields(group)})
 
-        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
-        return with_options
+    return _with_options(command, options, {name: maker(group) for name, group in groups.items()})
 
-    return decorated
+
+def _with_options(
+    command: Command,
+    options: Mapping[str, list[inspect.Parameter]],
+    made: Mapping[str, Callable[[dict[str, Any]], Any]],
+) -> Command:
+    """Return a command with options in the place of some parameters; `made` takes their values and makes one."""
+    own = inspect.signature(command, eval_str=True)
+    parameters = [each for name, value in own.parameters.items() for each in options.get(name, [value])]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        command(**{name: make(values) for name, make in made.items()}, **values)
+
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
+    return with_options
 
 
 def _with_own_numbers(names: Iterable[str]) -> Iterator[str]:
@@ -287,7 +348,7 @@ def _with_own_numbers(names: Iterable[str]) -> Iterator[str]:
             yield from dict.fromkeys(own for mechanism in MECHANISMS.values() for own in mechanism.own_settings())
 
 
-def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[inspect.Parameter]:
+def _options(setting: Setting, *, default: bool) -> Iterator[inspect.Parameter]:
     if setting.kind is bool:
         # Two flags instead of one with two names: typer prints both names side by side and truncates at 80 columns.
         for prefix, words in (("", setting.help), ("no_", setting.help_off)):
@@ -297,13 +358,13 @@ def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[ins
         return
     # Enum values stay strings here, so that the plan refuses unknown names with the same message everywhere.
     kind = str if isinstance(setting.kind, type) and issubclass(setting.kind, StrEnum) else setting.kind
-    value = setting.default if default else ... if required else None
+    value = setting.default if default else None
     metavar = None
     if setting.name in _OR_NONE:
         kind, metavar = str, "<float>"
     yield _parameter(
         setting.name,
-        kind if required or default else kind | None,
+        kind if default else kind | None,
         typer.Option(value, help=setting.help, rich_help_panel=setting.panel, metavar=metavar),
     )
 

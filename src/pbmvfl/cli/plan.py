@@ -13,7 +13,7 @@ import typer
 
 from pbmvfl._files import write_atomically
 from pbmvfl._text import counted
-from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
+from pbmvfl.cli.data_options import KnownData, PlanFile, PlannedTable, Source, known_data
 from pbmvfl.cli.descriptions import (
     describe_algorithm,
     describe_plan,
@@ -24,25 +24,12 @@ from pbmvfl.cli.descriptions import (
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     TRAINING_SETTINGS,
-    AccountingName,
     AskedBudget,
-    Delta,
-    Epsilon,
-    PredictionEpsilon,
-    RecordFlag,
-    TableFile,
-    TableId,
-    TableLabel,
-    TableLabelData,
-    TableSchema,
-    TableTestData,
-    TestFraction,
-    UnitName,
-    asked_budget,
+    BudgetOptions,
     check_picture,
     check_target,
     plan_options,
-    unit_of,
+    say,
 )
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.plan.groups import Algorithm
@@ -65,21 +52,9 @@ _NEEDED = ("num_parties", "num_samples", "num_classes")
 def plan(
     *,
     source: Source = None,
-    data: TableFile = None,
-    label: TableLabel = None,
-    columns: ColumnsOrCount = None,
-    id_: TableId = None,
-    label_data: TableLabelData = None,
-    schema: TableSchema = None,
-    test_data: TableTestData = None,
-    test_fraction: TestFraction = None,
+    table: PlannedTable,
     plan_file: PlanFile = None,
-    epsilon: Epsilon = None,
-    unit: UnitName = None,
-    record: RecordFlag = False,
-    accounting: AccountingName = None,
-    prediction_epsilon: PredictionEpsilon = None,
-    delta: Delta = None,
+    budget: BudgetOptions,
     colluding_parties: Annotated[
         int, typer.Option(help="t: parties on the server's side.", rich_help_panel=_BUDGET)
     ] = 0,
@@ -125,28 +100,17 @@ def plan(
     check_picture("picture", picture)
     if out is not None and picture is not None and out.resolve() == picture.resolve():
         raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
-    table = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data, "schema": schema}
-    known = known_data(
-        source=source,
-        table={**table, "test_data": test_data, "test_fraction": test_fraction},
-        plan_file=plan_file,
-        given=choices,
-    )
+    known = known_data(source=source, table=table, plan_file=plan_file, given=choices)
     if missing := [name for name in _NEEDED if name not in known.sizes]:
         options = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise PlanError(f"give a dataset, --data TABLE, --plan FILE or a run folder, or say {options}")
-    budget = asked_budget(
-        epsilon=epsilon,
-        unit=unit_of(unit, record=record),
-        accounting=accounting,
-        prediction_epsilon=prediction_epsilon,
-    )
-    assert budget is not None
+    asked = budget.asked()
+    assert asked is not None
     planned = make_plan(
         known,
-        budget,
+        asked,
         choices,
-        delta=delta,
+        delta=budget.delta,
         colluding_parties=colluding_parties,
         max_bytes=max_bytes,
         ledger=ledger,
@@ -281,12 +245,11 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known:
     else:
         _show_joint(console, planned)
     print_notes(console, _notes(planned))
-    # File names are printed without markup or line breaks, so that they can be copied.
     if out is not None:
         command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}"
-        console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
+        say(f"written to {out}; train it with: {command}")
     if picture is not None:
-        console.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+        say(f"drawn in {picture}")
 
 
 def _show_joint(console: Console, planned: PlannedBudget) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.cli.help_text import App
+from pbmvfl.cli.options import AsJson, say
 from pbmvfl.errors import FederationError, PolicyError, PolicyFileError
 
 if TYPE_CHECKING:
@@ -59,14 +60,14 @@ def template(
     if place.policy.exists():
         raise FederationError(f"{place.policy} is there already; change it, or look at a new one with --show")
     write_atomically(place.policy, text, mode=PRIVATE_FILE)
-    _print(f"{place.policy} is written. Fill it in, then: pbmvfl policy check --home {home}")
+    say(f"{place.policy} is written. Fill it in, then: pbmvfl policy check --home {home}")
 
 
 @app.command()
 def check(
     home: Annotated[Path, _HOME] = Path("."),
     plan: Annotated[Path | None, typer.Option(help="A plan's file: would it be accepted?")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Read policy.toml and the data file's header, and say in words what is accepted. Nothing is written or sent.
 
@@ -166,9 +167,3 @@ def _show(said: dict[str, Any]) -> None:
     if "plan_accepted" in said:
         verdict = "accepted" if said["plan_accepted"] else f"refused: {said['refusal']}"
         console.print(f"this plan would be {verdict}", markup=False, soft_wrap=True)
-
-
-def _print(text: str) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(text, markup=False, soft_wrap=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pbmvfl._text import counted
-from pbmvfl.cli.options import TableLabelData, check_target, table_files
+from pbmvfl.cli.options import TableLabelData, check_target, option_groups, table_files
 from pbmvfl.errors import DataError, RunFolderError
-from pbmvfl.federation.prediction_log import Asked
+from pbmvfl.federation.predictions import Asked
 from pbmvfl.plan.groups import DATA
 from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.units import Accounting, Unit
@@ -27,123 +27,132 @@ if TYPE_CHECKING:
     from pbmvfl.federation.serving import ReleaseOptions
 
 _BUDGET, _OUT = "Budget", "Result"
-#: Placeholder for the label column of training.
-_OF_TRAINING = ""
 #: Exit code where a party's ledger withheld rows, the same as that of `train`.
 STOPPED_BY_LEDGER = 3
 
 _Run = Annotated[
     Path, typer.Argument(help="A run folder of `pbmvfl train`, or a folder of `model.save`.", show_default=False)
 ]
-_Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Rows to predict, .csv or .parquet, with the model's columns; or party=FILE for each party. Default: the "
-        "run's own test rows.",
-        rich_help_panel=DATA,
-    ),
-]
-_Id = Annotated[
-    str | None,
-    typer.Option(
-        "--id",
-        help="Column with the rows' ids, by which ledgers know them; needed where one has a limit.",
-        rich_help_panel=DATA,
-    ),
-]
-_Dataset = Annotated[
-    str | None,
-    typer.Option(
-        help="The owners' name for these people, if not those of training; ledgers count by it.", rich_help_panel=DATA
-    ),
-]
-_DataVersion = Annotated[
-    str,
-    typer.Option(
-        help="The owners' public name of the state that columns are in. Rows with ids keep their answers, whatever "
-        "changed in their columns, until it is another one: then all are released and charged anew.",
-        rich_help_panel=DATA,
-    ),
-]
-_Epsilon = Annotated[
-    float | None,
-    typer.Option(help="What one row's prediction may cost. Default: as planned, or 8.", rich_help_panel=_BUDGET),
-]
-_Unit = Annotated[str, typer.Option(help="cell | record: what it protects.", rich_help_panel=_BUDGET)]
-_Delta = Annotated[float | None, typer.Option(help="Default: as for training.", rich_help_panel=_BUDGET)]
-_Ledger = Annotated[
-    Path | None, typer.Option(help="Folder of the parties' ledgers. Default: the run's own.", rich_help_panel=_BUDGET)
-]
-_Uncharged = Annotated[
-    bool,
-    typer.Option(
-        "--uncharged",
-        help="The owners permit predictions that no ledger counts; ledgers note it.",
-        rich_help_panel=_BUDGET,
-    ),
-]
-_UntilLimit = Annotated[
-    bool,
-    typer.Option("--until-limit", help="Predict as many rows as every party's limit allows.", rich_help_panel=_BUDGET),
-]
-_Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact", help="Exact sums, as only a simulator can see them: no noise, no epsilon.", rich_help_panel=_BUDGET
-    ),
-]
-_ExactMetrics = Annotated[
-    bool,
-    typer.Option(
-        "--exact-metrics",
-        help="With --exact: the owners' permission where a ledger has a limit; ledgers note it.",
-        rich_help_panel=_BUDGET,
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)]
 
 
-_Home = Annotated[
-    Path | None,
-    typer.Option(
-        "--home", help="With --rows: the label holder's folder. Default: this one.", rich_help_panel="Federation"
-    ),
-]
-_AlignedRows = Annotated[
-    str | None,
-    typer.Option(
-        "--rows",
-        help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation.",
-        rich_help_panel="Federation",
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Options of a prediction: its rows, what it may cost, and where its result goes."""
 
-
-def predict(
-    *,
-    run: _Run,
-    data: _Data = None,
-    id_: _Id = None,
-    dataset: _Dataset = None,
-    data_version: _DataVersion = "",
-    epsilon: _Epsilon = None,
-    unit: _Unit = "cell",
-    delta: _Delta = None,
-    ledger: _Ledger = None,
-    uncharged: _Uncharged = False,
-    until_limit: _UntilLimit = False,
-    exact: _Exact = False,
-    exact_metrics: _ExactMetrics = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Rows to predict, .csv or .parquet, with the model's columns; or party=FILE for each party. Default: "
+            "the run's own test rows.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    id_: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="Column with the rows' ids, by which ledgers know them; needed where one has a limit.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="The owners' name for these people, if not those of training; ledgers count by it.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
+    data_version: Annotated[
+        str,
+        typer.Option(
+            help="The owners' public name of the state that columns are in. Rows with ids keep their answers, whatever "
+            "changed in their columns, until it is another one: then all are released and charged anew.",
+            rich_help_panel=DATA,
+        ),
+    ] = ""
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="What one row's prediction may cost. Default: as planned, or 8.", rich_help_panel=_BUDGET),
+    ] = None
+    unit: Annotated[str, typer.Option(help="cell | record: what it protects.", rich_help_panel=_BUDGET)] = "cell"
+    delta: Annotated[float | None, typer.Option(help="Default: as for training.", rich_help_panel=_BUDGET)] = None
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the parties' ledgers. Default: the run's own.", rich_help_panel=_BUDGET),
+    ] = None
+    uncharged: Annotated[
+        bool,
+        typer.Option(
+            "--uncharged",
+            help="The owners permit predictions that no ledger counts; ledgers note it.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False
+    until_limit: Annotated[
+        bool,
+        typer.Option(
+            "--until-limit", help="Predict as many rows as every party's limit allows.", rich_help_panel=_BUDGET
+        ),
+    ] = False
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Exact sums, as only a simulator can see them: no noise, no epsilon.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False
+    exact_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--exact-metrics",
+            help="With --exact: the owners' permission where a ledger has a limit; ledgers note it.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(
             help="File for the predictions, .parquet or .csv. Default: a new one in RUN.", rich_help_panel=_OUT
         ),
-    ] = None,
-    home: _Home = None,
-    rows: _AlignedRows = None,
-    json_: _Json = False,
-) -> None:
+    ] = None
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home", help="With --rows: the label holder's folder. Default: this one.", rich_help_panel="Federation"
+        ),
+    ] = None
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            "--rows",
+            help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation.",
+            rich_help_panel="Federation",
+        ),
+    ] = None
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)] = False
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The arguments that say what a row may cost."""
+        return {"epsilon": self.epsilon, "unit": self.unit, "delta": self.delta}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRequest(Request):
+    """Options of a prediction whose labels are known."""
+
+    label: Annotated[
+        str | None, typer.Option(help="The label column of --data. Default: as in training.", rich_help_panel=DATA)
+    ] = None
+    label_data: TableLabelData = None
+    out: Annotated[
+        Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
+    ] = None
+
+
+@option_groups
+def predict(*, run: _Run, request: Request) -> None:
     """Predict rows with a trained model. No label is needed; every row is one release, charged to the ledgers.
 
     [bold]Try[/]  pbmvfl predict runs/people-001 --data new.csv --out predictions.parquet
@@ -151,139 +160,81 @@ def predict(
     What a row costs is printed before anything is released. A file of the same rows asked again is released, and
     charged, again, unless the parties keep their answers.
     """
-    budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
-    if home is not None or rows is not None:
-        _ask_federation(run, home, rows, budget, data_version, out=out, with_labels=False, json_only=json_)
-        return
-    asked = _Asked(run, data, id_, dataset, data_version, budget=budget, ledger=ledger, json_only=json_)
-    found = asked.release(
-        out=out,
-        wants_file=True,
-        uncharged=uncharged,
-        until_limit=until_limit,
-        exact=exact,
-        exact_metrics=exact_metrics,
-    )
-    if json_:
-        print(json.dumps(asked.summary(found), indent=2))
-    if found.stopped:
-        raise SystemExit(STOPPED_BY_LEDGER)
+    _predict(run, request)
 
 
-def evaluate(
-    *,
-    run: _Run,
-    data: _Data = None,
-    label: Annotated[
-        str | None, typer.Option(help="The label column of --data. Default: as in training.", rich_help_panel=DATA)
-    ] = None,
-    label_data: TableLabelData = None,
-    id_: _Id = None,
-    dataset: _Dataset = None,
-    data_version: _DataVersion = "",
-    epsilon: _Epsilon = None,
-    unit: _Unit = "cell",
-    delta: _Delta = None,
-    ledger: _Ledger = None,
-    uncharged: _Uncharged = False,
-    until_limit: _UntilLimit = False,
-    exact: _Exact = False,
-    exact_metrics: _ExactMetrics = False,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
-    ] = None,
-    home: _Home = None,
-    rows: _AlignedRows = None,
-    json_: _Json = False,
-) -> None:
+@option_groups
+def evaluate(*, run: _Run, request: LabelledRequest) -> None:
     """Measure how well a trained model predicts rows whose labels are known. Every row is one release.
 
     [bold]Try[/]  pbmvfl evaluate runs/people-001 --data test.csv
     """
-    budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
-    if home is not None or rows is not None:
-        _ask_federation(run, home, rows, budget, data_version, out=out, with_labels=True, json_only=json_)
+    _predict(run, request)
+
+
+def _predict(run: Path, request: Request) -> None:
+    if request.home is not None or request.rows is not None:
+        _ask_federation(run, request)
         return
-    labels = (label or _OF_TRAINING, label_data)
-    asked = _Asked(run, data, id_, dataset, data_version, labels=labels, budget=budget, ledger=ledger, json_only=json_)
-    asked.require_labels()
-    found = asked.release(
-        out=out,
-        wants_file=False,
-        uncharged=uncharged,
-        until_limit=until_limit,
-        exact=exact,
-        exact_metrics=exact_metrics,
-    )
-    if json_:
+    asked = _Asked(run, request)
+    found = asked.release()
+    if request.json_:
         print(json.dumps(asked.summary(found), indent=2))
-    else:
+    elif isinstance(request, LabelledRequest):
         asked.show_metrics(found)
     if found.stopped:
         raise SystemExit(STOPPED_BY_LEDGER)
 
 
-def _ask_federation(
-    run: Path,
-    home: Path | None,
-    rows: str | None,
-    budget: dict[str, Any],
-    data_version: str,
-    *,
-    out: Path | None,
-    **how: bool,
-) -> None:
+def _ask_federation(run: Path, request: Request) -> None:
     """Predict aligned rows in a federation of several organisations."""
     from pbmvfl.cli.jobs import ask
 
-    if rows is None:
+    if request.rows is None:
         raise DataError("--home is the label holder's folder of a federation; say which aligned rows: --rows NAME")
-    if data_version:
+    if request.data_version:
         raise DataError(
-            f"--data-version {data_version!r}: in a federation each party's owner gives it, [data] version of its "
-            "policy.toml; leave it out"
+            f"--data-version {request.data_version!r}: in a federation each party's owner gives it, [data] version of "
+            "its policy.toml; leave it out"
         )
-    ask(str(run), home=home or Path(), rows=rows, budget=budget, out=out, **how)
+    ask(
+        str(run),
+        home=request.home or Path(),
+        rows=request.rows,
+        budget=request.budget,
+        out=request.out,
+        with_labels=isinstance(request, LabelledRequest),
+        json_only=request.json_,
+    )
 
 
 class _Asked:
-    """Prediction request: its model, rows, budget and output."""
+    """Prediction in this process: its model, rows and output."""
 
-    def __init__(
-        self,
-        path: Path,
-        data: list[str] | None,
-        id_: str | None,
-        dataset: str | None,
-        data_version: str,
-        *,
-        budget: dict[str, Any],
-        ledger: Path | None,
-        json_only: bool,
-        labels: tuple[str, Path | None] | None = None,
-    ) -> None:
-        """Load the model and the rows; `labels` is the label column and its separate file, or None if not needed."""
+    def __init__(self, path: Path, request: Request) -> None:
+        """Load the model and the rows, with labels if the request has them."""
         from rich.console import Console
 
-        if budget["delta"] is not None:
-            check_delta(budget["delta"])
-        self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
-        self._path, self._json_only = path, json_only
+        if request.delta is not None:
+            check_delta(request.delta)
+        self._console = Console(stderr=request.json_, quiet=request.json_, highlight=False)
+        self._path, self._request = path, request
         self._folder, self._model, own_ledger = _read_model(path)
-        self._ledger = ledger if ledger is not None else own_ledger
-        self._budget, self._dataset, self._data_version = budget, dataset, data_version
-        self._rows = self._read_rows(data, id_, labels)
+        self._ledger = request.ledger if request.ledger is not None else own_ledger
+        self._rows = self._read_rows()
         self._file: Path | None = None
+        if isinstance(request, LabelledRequest) and self._rows.labels is None:
+            raise DataError("the rows have no labels to compare with; give --label COLUMN")
 
-    def _read_rows(self, data: list[str] | None, id_: str | None, labels: tuple[str, Path | None] | None) -> NewRows:
+    def _read_rows(self) -> NewRows:
         from pbmvfl.data.new_rows import load_rows
         from pbmvfl.federation.serving import test_rows
 
-        model = self._model
-        if not data:
+        model, request = self._model, self._request
+        if not request.data:
             if self._folder is None:
                 raise DataError("a model's folder has no rows of its own; give --data FILE")
-            if id_ is not None:
+            if request.id_ is not None:
                 raise DataError("--id names a column of --data; without it the run's own test rows are meant")
             return test_rows(self._folder.read_source().rows.load())
         if model.columns is None:
@@ -291,49 +242,40 @@ class _Asked:
                 f"this model was trained on {model.dataset!r}, whose columns have no names, so no file can be read for "
                 "it; leave --data out to predict its test rows"
             )
-        label, label_data = labels or (None, None)
+        label, label_data = None, None
+        if isinstance(request, LabelledRequest):
+            label, label_data = request.label or model.label, request.label_data
         return load_rows(
-            table_files("--data", data),
+            table_files("--data", request.data),
             columns=model.columns,
             class_names=model.class_names,
-            label=model.label if label == _OF_TRAINING else label,
+            label=label,
             label_data=label_data,
-            id=id_,
-            name=self._dataset or model.dataset,
+            id=request.id_,
+            name=request.dataset or model.dataset,
         )
-
-    def require_labels(self) -> None:
-        if self._rows.labels is None:
-            raise DataError("the rows have no labels to compare with; give --label COLUMN")
 
     # --- Release ---
 
-    def release(
-        self,
-        *,
-        out: Path | None,
-        wants_file: bool,
-        uncharged: bool,
-        until_limit: bool,
-        exact: bool,
-        exact_metrics: bool,
-    ) -> Predictions:
+    def release(self) -> Predictions:
         from pbmvfl.federation.predictions import check_predictions_file
         from pbmvfl.federation.serving import ReleaseOptions
 
-        if out is not None:
-            check_target("out", check_predictions_file(out))
-        self._file = out if out is not None or not wants_file else _free_file(self._path)
+        request = self._request
+        if request.out is not None:
+            check_target("out", check_predictions_file(request.out))
+        wants_file = not isinstance(request, LabelledRequest)
+        self._file = request.out if request.out is not None or not wants_file else _free_file(self._path)
         if self._file is not None:
             _try_to_write(self._file)
         options = ReleaseOptions(
-            **self._budget,
+            **request.budget,
             ledger=self._ledger,
-            data_version=self._data_version,
-            uncharged=uncharged,
-            until_limit=until_limit,
-            exact=exact,
-            exact_metrics=exact_metrics,
+            data_version=request.data_version,
+            uncharged=request.uncharged,
+            until_limit=request.until_limit,
+            exact=request.exact,
+            exact_metrics=request.exact_metrics,
         )
         self._show_before(options)
         found = self._ask(options)
@@ -365,7 +307,7 @@ class _Asked:
             TextColumn("round {task.completed}/{task.total}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal or self._json_only,
+            disable=not self._console.is_terminal or self._request.json_,
             transient=True,
         )
         with bar:
@@ -374,7 +316,7 @@ class _Asked:
             def on_round(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
 
-            return self._model.release(self._rows, replace(options, on_round=on_round), dataset=self._dataset)
+            return self._model.release(self._rows, replace(options, on_round=on_round), dataset=self._request.dataset)
 
     # --- Output ---
 
@@ -403,7 +345,7 @@ class _Asked:
 
     @property
     def _shown_delta(self) -> float:
-        delta: float | None = self._budget["delta"]
+        delta = self._request.delta
         return usual_delta(self._model.plan.num_samples) if delta is None else delta
 
     def _asked(self, found: Predictions) -> Asked:
@@ -427,29 +369,29 @@ class _Asked:
         from pbmvfl.cli.ledger_forecast import forecast_lines
         from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 
-        model, rows = self._model, self._rows
+        model, rows, request = self._model, self._rows, self._request
         table = plain_table("", "", left=2)
         table.show_header = False
         parties = counted(len(model.party_names), "party", "parties")
         table.add_row("model", f"{model.dataset}, {parties}: {', '.join(model.party_names)}")
-        version = f", version {self._data_version}" if self._data_version else ""
-        table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {self._dataset or rows.name}{version}")
+        version = f", version {request.data_version}" if request.data_version else ""
+        table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {request.dataset or rows.name}{version}")
         if options.exact:
             table.add_row("release", "none: exact sums, which only a simulator sees; outside of any epsilon")
             self._console.print(table)
             print_notes(self._console, rows.notes)
             return
-        table.add_row("release", model.prediction_words(**self._budget))
+        table.add_row("release", model.prediction_words(**request.budget))
         charged = "nobody counts these (--uncharged)" if options.uncharged else None
         table.add_row("charged to", charged or (str(self._ledger) if self._ledger else "no ledger: nobody counts them"))
         self._console.print(table)
-        print_notes(self._console, [*rows.notes, *model.prediction_notes(**self._budget)])
-        privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
+        print_notes(self._console, [*rows.notes, *model.prediction_notes(**request.budget)])
+        privacy = model.prediction_privacy(**request.budget, num_rows=len(rows.ids))
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
         if self._ledger is not None and not options.uncharged:
-            plan = model.serving_plan_for(len(rows.ids), **self._budget)
-            ahead = model.forecast(rows, options, dataset=self._dataset)
-            for line in forecast_lines(ahead, dataset=self._dataset or rows.name, plan=plan):
+            plan = model.serving_plan_for(len(rows.ids), **request.budget)
+            ahead = model.forecast(rows, options, dataset=request.dataset)
+            for line in forecast_lines(ahead, dataset=request.dataset or rows.name, plan=plan):
                 self._say(line)
 
     def _show_after(self, found: Predictions) -> None:

@@ -12,17 +12,7 @@ import typer
 
 from pbmvfl._files import read_object
 from pbmvfl.cli.data_options import PlanFile, Source, known_data
-from pbmvfl.cli.options import (
-    TableColumns,
-    TableFile,
-    TableId,
-    TableLabel,
-    TableLabelData,
-    TableSchema,
-    TableTestData,
-    TestFraction,
-    plan_options,
-)
+from pbmvfl.cli.options import AsJson, TableOptions, plan_options
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.ledger.spending import epsilon_of_run
@@ -57,14 +47,7 @@ _PLANNED = ("algorithm", "label_epsilon")
 def privacy(
     *,
     source: Source = None,
-    data: TableFile = None,
-    label: TableLabel = None,
-    columns: TableColumns = None,
-    id_: TableId = None,
-    label_data: TableLabelData = None,
-    schema: TableSchema = None,
-    test_data: TableTestData = None,
-    test_fraction: TestFraction = None,
+    table: TableOptions,
     plan_file: PlanFile = None,
     choices: dict[str, Any],
     delta: Annotated[
@@ -77,7 +60,7 @@ def privacy(
             help="t: parties on the adversary's side. Default: a table of three adversaries.", show_default=False
         ),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """The exact epsilon of a plan, for every unit, adversary and way of counting.
 
@@ -91,9 +74,7 @@ def privacy(
     """
     if delta is not None:
         check_delta(delta)
-    own: dict[str, Any] = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data}
-    own |= {"schema": schema, "test_data": test_data, "test_fraction": test_fraction}
-    known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
+    known = known_data(source=source, table=table, plan_file=plan_file, given=choices, load=False)
     by_hand = any(name not in (*_USUAL, *_SIZES, *_PLANNED) for name in choices)
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:
         if known.data is not None:
@@ -127,10 +108,10 @@ def privacy(
         chosen = Adversary(colluding_parties=colluding_parties)
         alone = (Adversary(server=False, colluding_parties=colluding_parties),) if colluding_parties else ()
         adversaries = tuple(dict.fromkeys((SERVER, chosen, *alone)))
-    table = plan.privacy(delta=delta, adversaries=adversaries)
+    bounds = plan.privacy(delta=delta, adversaries=adversaries)
     notes = privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=delta)
     if json_:
-        shown = {"bounds": table.to_dicts(), **_rounded_beta(plan), "plan": plan.to_dict(), "notes": notes}
+        shown = {"bounds": bounds.to_dicts(), **_rounded_beta(plan), "plan": plan.to_dict(), "notes": notes}
         print(json.dumps(shown, indent=2))
         return
     from rich.console import Console
@@ -138,7 +119,7 @@ def privacy(
     from pbmvfl.cli.tables import print_notes, print_privacy
 
     console = Console(highlight=False)
-    print_privacy(console, table, title="epsilon")
+    print_privacy(console, bounds, title="epsilon")
     print_notes(console, notes)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl._files import PRIVATE_FILE, checked_object, read_object, write_atomically
-from pbmvfl.cli.options import check_target
+from pbmvfl.cli.options import check_target, say
 from pbmvfl.errors import RunFolderError
 from pbmvfl.privacy.conversion import check_delta
 
@@ -64,15 +64,12 @@ def report(
     if json_:
         print(json.dumps([each.to_dict() for each in facts], indent=2))
         return
-    from rich.console import Console
-
     from pbmvfl.report.page import report_page
 
     page = report_page(facts)
     # In the run folder the page is readable by its owner alone, like the other files; --out means to share it.
     write_atomically(target, page, mode=PRIVATE_FILE if out is None else None)
-    console = Console(highlight=False)
-    console.print(f"{target} ({len(page.encode()) / 1000:,.0f} kB): open it in a browser", markup=False, soft_wrap=True)
+    say(f"{target} ({len(page.encode()) / 1000:,.0f} kB): open it in a browser")
 
 
 def _check(run: Path) -> None:

@@ -106,9 +106,8 @@ def _reproduce(
     import torch
 
     from pbmvfl.errors import DataError
-    from pbmvfl.research.reproduction.data import NO_DATA
     from pbmvfl.research.reproduction.publish import Publisher
-    from pbmvfl.research.reproduction.runner import StudyRunner
+    from pbmvfl.research.reproduction.runner import NO_DATA, StudyRunner
 
     if quick:
         study = study.quickened()

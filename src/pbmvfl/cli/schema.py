@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pbmvfl._files import write_atomically
-from pbmvfl.cli.options import check_target, table_files
+from pbmvfl.cli.options import AsJson, check_target, table_files
 from pbmvfl.errors import DataError
 
 _TEMPLATE, _CHECK = "Template", "Check"
@@ -46,7 +46,7 @@ def schema(
         Path | None,
         typer.Option(help="A schema that is filled in: name all its faults and FILE's.", rich_help_panel=_CHECK),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """A schema to fill in, from the names and types of your columns; or --check one: all faults at once, or "fine".
 

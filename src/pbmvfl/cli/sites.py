@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.federation import AsJson, HomeFolder, OutFile, need_nvflare, print_or_write
+from pbmvfl.cli.federation import HomeFolder, need_nvflare
 from pbmvfl.cli.help_text import App
+from pbmvfl.cli.options import AsJson, OutFile, print_or_write, say
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -137,20 +138,17 @@ def _show(status: KitStatus, *, json_: bool) -> None:
     if json_:
         print(json.dumps(asdict(status)))
         return
-    from rich.console import Console
-
     from pbmvfl.deploy.link.tls import SOON
 
-    console = Console(highlight=False, soft_wrap=True)
     if status.running:
         state = "is ready" if status.ready else "is starting, or the server has not taken it yet"
-        console.print(f"{status.name} {state}: process {status.pid} since {status.since}", markup=False)
+        say(f"{status.name} {state}: process {status.pid} since {status.since}")
     else:
-        console.print(f"{status.name} does not run", markup=False)
+        say(f"{status.name} does not run")
     days = status.certificate_days
     if days is not None:
         note = "; the authority makes new ones with `pbmvfl federation approve`" if days < SOON else ""
         words = f"expired {-days} days ago" if days < 0 else f"valid for {days} more days"
-        console.print(f"certificate {words}{note}", style="yellow" if days < SOON else "", markup=False)
+        say(f"certificate {words}{note}", style="yellow" if days < SOON else None)
     if status.last_error is not None:
-        console.print(f"last error: {status.last_error}", style="yellow", markup=False)
+        say(f"last error: {status.last_error}", style="yellow")

@@ -14,26 +14,12 @@ import typer
 from pbmvfl._files import read_object
 from pbmvfl.cli.options import (
     TRAINING_SETTINGS,
-    AccountingName,
     AskedBudget,
-    Delta,
-    Epsilon,
-    PredictionEpsilon,
-    RecordFlag,
-    TableColumns,
-    TableFile,
-    TableId,
-    TableLabel,
-    TableLabelData,
-    TableSchema,
-    TableTestData,
-    TestFraction,
-    UnitName,
-    asked_budget,
+    BudgetOptions,
+    TableOptions,
+    absolute,
     plan_options,
     refuse_on_resume,
-    table_files,
-    unit_of,
 )
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource, TableSource
@@ -113,14 +99,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    data: TableFile = None,
-    label: TableLabel = None,
-    columns: TableColumns = None,
-    id_: TableId = None,
-    label_data: TableLabelData = None,
-    schema: TableSchema = None,
-    test_data: TableTestData = None,
-    test_fraction: TestFraction = None,
+    table: TableOptions,
     dataset_name: Annotated[
         str | None,
         typer.Option(
@@ -131,11 +110,7 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
     ] = None,
-    epsilon: Epsilon = None,
-    unit: UnitName = None,
-    record: RecordFlag = False,
-    accounting: AccountingName = None,
-    prediction_epsilon: PredictionEpsilon = None,
+    budget: BudgetOptions,
     same_rows: Annotated[
         bool,
         typer.Option(
@@ -144,7 +119,6 @@ def train(
             rich_help_panel=_BUDGET,
         ),
     ] = False,
-    delta: Delta = None,
     paper: Annotated[
         bool,
         typer.Option(
@@ -229,17 +203,8 @@ def train(
     """
     given = dict(choices)
     num_parties = given.pop("num_parties", None)
-    table = {
-        "data": table_files("--data", data),
-        "label": label,
-        "columns": columns,
-        "id": id_,
-        "label_data": _absolute(label_data),
-        "schema": _absolute(schema),
-        "test_data": table_files("--test-data", test_data),
-        "test_fraction": test_fraction,
-        "dataset_name": dataset_name,
-    }
+    rows = {**table.to_dict(), "dataset_name": dataset_name}
+    delta = budget.delta
     from pbmvfl.cli.ledger_forecast import has_limits, look_ahead, without_stub
     from pbmvfl.cli.train_view import TrainingRun
     from pbmvfl.federation.federation import Parties
@@ -256,17 +221,8 @@ def train(
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
-        refuse_on_resume(
-            {
-                "epsilon": epsilon,
-                "unit": unit_of(unit, record=record),
-                "accounting": accounting,
-                "prediction_epsilon": prediction_epsilon,
-                "same_rows": same_rows or None,
-                "paper": paper or None,
-            }
-        )
-        asked = {"dataset": dataset, **table, "root": _absolute(root), "ledger": _absolute(ledger)}
+        refuse_on_resume({**budget.given, "same_rows": same_rows or None, "paper": paper or None})
+        asked = {"dataset": dataset, **rows, "root": absolute(root), "ledger": absolute(ledger)}
         if num_parties is not None:
             given["num_parties"] = num_parties
         run = _resumed(resume, asked, planned, given)
@@ -275,23 +231,16 @@ def train(
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
         if again is None:
-            source = RunSource(rows=_rows(dataset, table, wanted, root, public_seed), ledger=_absolute(ledger))
+            source = RunSource(rows=source_of(dataset, rows, wanted, root, public_seed), ledger=absolute(ledger))
         else:
-            source, planned, delta = _again(again, table, planned, ledger, delta)
+            source, planned, delta = _again(again, rows, planned, ledger, delta)
         if paper and planned:
             raise PlanError("--paper and --plan both say how to train; give one of them")
         if paper and given.get("algorithm") == Algorithm.STAGED:
             raise PlanError("--paper and --algorithm staged contradict each other: the paper's algorithm is pbm")
-        budget = asked_budget(
-            epsilon=epsilon,
-            unit=unit_of(unit, record=record),
-            accounting=accounting,
-            prediction_epsilon=prediction_epsilon,
-            same_rows=same_rows,
-            instead="--plan" if planned else "--paper" if paper else None,
-            by_hand=not is_planned(given),
-        )
-        run = _new(source, planned, given, out, where, ahead, unseen, budget, delta)
+        instead = "--plan" if planned else "--paper" if paper else None
+        spent = budget.asked(same_rows=same_rows, instead=instead, by_hand=not is_planned(given))
+        run = _new(source, planned, given, out, where, ahead, unseen, spent, delta)
     training = TrainingRun(
         run.folder,
         run.plan,
@@ -315,11 +264,6 @@ def train(
         training.go()
 
 
-def _absolute(path: Path | None) -> str | None:
-    """Return an absolute path: a run may be resumed from another working folder."""
-    return None if path is None else str(path.resolve())
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """Validated run that is ready to train."""
@@ -332,17 +276,6 @@ class _Prepared:
     ledger_lines: Sequence[str] = ()
 
 
-def rows_of_options(
-    dataset: str | None, table: dict[str, Any], num_parties: int | None, seed: int
-) -> NamedSource | TableSource:
-    """Return the source of the rows from the options of a command other than `train`."""
-    given = {name: _absolute(value) if isinstance(value, Path) else value for name, value in table.items()}
-    for name in ("data", "test_data"):
-        given[name] = table_files(f"--{name.replace('_', '-')}", table.get(name))
-    unsaid: dict[str, Any] = dict.fromkeys(("id", "label_data", "schema", "test_fraction", "dataset_name"))
-    return _rows(dataset, {**unsaid, **given}, num_parties, None, seed)
-
-
 #: What an option says that a table cannot do without.
 _NEEDED = {
     "label": "the column of classes",
@@ -351,7 +284,7 @@ _NEEDED = {
 }
 
 
-def _rows(
+def source_of(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
 ) -> NamedSource | TableSource:
     """Return the source of the rows: a named dataset or a table."""
@@ -361,7 +294,7 @@ def _rows(
         for option in (name for name in table if name != "data"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
-        return NamedSource(dataset=dataset, num_parties=num_parties, root=_absolute(root))
+        return NamedSource(dataset=dataset, num_parties=num_parties, root=absolute(root))
     # Separate files per party determine the columns by themselves, and need an id to match their rows.
     for option in ("label", "id" if isinstance(table["data"], dict) else "columns"):
         if table[option] is None:
@@ -451,7 +384,7 @@ def _again(
         raise DataError(f"--{said[0].replace('_', '-')}: {run} has its own rows; leave it out, or give no run folder")
     folder = RunFolder.existing(run)
     source = folder.read_source()
-    source = source if ledger is None else replace(source, ledger=_absolute(ledger))
+    source = source if ledger is None else replace(source, ledger=absolute(ledger))
     return source, planned or folder.read_plan().flat(), source.delta if delta is None else delta
 
 

@@ -193,7 +193,7 @@ class VerticalDataset:
         Raises:
             DataError: With every fault of the frames.
         """
-        from pbmvfl.data.dataframes import dataset_of_frames
+        from pbmvfl.data.tables import dataset_of_frames
 
         return dataset_of_frames(
             frames, labels=labels, ids=ids, schema=schema, test_fraction=test_fraction, seed=seed, name=name

@@ -36,10 +36,10 @@ from pbmvfl.errors import AnswersError, CheckpointError, LedgerError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import LABEL_HOLDER, OpenLedgers, PartyForecast, check_reaches_end, look_ahead
 from pbmvfl.ledger.session_opening import Opening, SessionRows
+from pbmvfl.ledger.session_terms import LabelDraws
 from pbmvfl.ledger.store import LedgerEntry
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.mechanisms.randomized_response import RandomisedResponse
-from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import FUSION, LABELS
 from pbmvfl.protocol.stored_answers import StoredAnswers

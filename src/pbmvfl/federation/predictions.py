@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._files import Kinds, checked_object, make_private
 from pbmvfl._text import counted, html_table, short_repr
-from pbmvfl.errors import DataError
+from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import Split
 from pbmvfl.privacy.accounting import TrainingRun
@@ -193,3 +195,57 @@ def check_predictions_file(path: Path | str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"out={str(path)!r} is a folder, or is in one that does not exist; give a file")
     return path
+
+
+# --- Log of a run's predictions, one line a request, for people ---
+# The count that holds is the ledgers'. The file has no row in it and no file's name.
+
+
+FILE = "released.jsonl"
+_KINDS: Kinds = {"rows": int, "predicted": int, "exact": bool, "law": str}
+_NUMBERS = ("epsilon", "advantage", "delta", "accuracy", "auprc", "majority_rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request: predictions of some rows."""
+
+    rows: int
+    #: Rows that have a prediction; a limit may have kept others back.
+    predicted: int
+    #: Exact sums of a simulator: nothing was released, and no epsilon holds.
+    exact: bool
+    #: By which law a row was released.
+    law: str
+    #: Of one row's cell, strict, against the server; None for exact sums.
+    epsilon: float | None = None
+    advantage: float | None = None
+    delta: float | None = None
+    #: Where labels were known.
+    accuracy: float | None = None
+    auprc: float | None = None
+    majority_rate: float | None = None
+
+    def note(self, folder: Path) -> None:
+        """Add a line to a run's folder."""
+        path = folder / FILE
+        make_private(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
+
+
+def read_asked(folder: Path) -> tuple[Asked, ...]:
+    """Return all requests, the first one first."""
+    path = folder / FILE
+    if not path.is_file():
+        return ()
+    return tuple(_read_line(line, path) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def _read_line(line: str, path: Path) -> Asked:
+    try:
+        value: Any = json.loads(line)
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged: a line is no JSON ({error}); restore it from a copy") from error
+    values = checked_object(value, {**_KINDS, **dict.fromkeys(_NUMBERS, int | float | None)}, path, RunFolderError)
+    return Asked(**{each.name: values[each.name] for each in fields(Asked)})

@@ -21,8 +21,7 @@ from pbmvfl.crypto.key_exchange import (
 from pbmvfl.errors import OutOfOrder, TruncatedMessage, WrongPlan, WrongSession
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party_rows import check_identities
-from pbmvfl.wire.bodies import Hello
-from pbmvfl.wire.messages import Message
+from pbmvfl.wire.messages import Hello, Message
 
 
 class Handshake:

@@ -47,9 +47,8 @@ from pbmvfl.protocol.stored_answers import AnswersOf, PartyAnswers
 from pbmvfl.training.features import LazyRows
 from pbmvfl.training.optimizer import WEIGHTS
 from pbmvfl.training.preparation import PREPARATION
-from pbmvfl.wire.bodies import decode_labels
 from pbmvfl.wire.gradient_codecs import codec_for
-from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.messages import SERVER, Message, MessageKind, decode_labels
 from pbmvfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)

@@ -43,9 +43,8 @@ from pbmvfl.training.encoders import SumsAsScores, build_head
 from pbmvfl.training.fusion import FusionModel, fit_fusion
 from pbmvfl.training.head import HeadLoss, log_shares
 from pbmvfl.training.optimizer import WEIGHTS, Trainer
-from pbmvfl.wire.bodies import Hello, encode_labels
 from pbmvfl.wire.gradient_codecs import codec_for
-from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
+from pbmvfl.wire.messages import NO_SESSION, SERVER, Hello, Message, MessageKind, encode_labels
 from pbmvfl.wire.refusals import Refusal
 
 #: State key, beside the head of a checkpoint, of what was released of the fusion rows.

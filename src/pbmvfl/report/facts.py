@@ -17,7 +17,7 @@ from typing import Any
 
 from pbmvfl._text import counted
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation.prediction_log import Asked, read_asked
+from pbmvfl.federation.predictions import Asked, read_asked
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource
 from pbmvfl.ledger.ledger import Ledger

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pbmvfl.crypto.key_exchange import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
-from pbmvfl.wire.bodies import HASH_BYTES, hello_bytes, label_bytes
 from pbmvfl.wire.gradient_codecs import codec_for
-from pbmvfl.wire.messages import HEADER_BYTES
+from pbmvfl.wire.messages import HASH_BYTES, HEADER_BYTES, hello_bytes, label_bytes
 
 if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
