@@ -254,7 +254,7 @@ class PlainLoop:
 
     def __call__(self) -> None:
         plan = self._plan
-        rows = torch.from_numpy(self._schedule[next(self._rounds)].rows)
+        rows = torch.from_numpy(self._schedule[next(self._rounds)].rows.copy())
         total = torch.zeros(len(rows), plan.embedding_dim)
         for encoder, features in zip(self._encoders, self._features, strict=True):
             with torch.no_grad():

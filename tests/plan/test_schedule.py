@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from pbmvfl.crypto.public_streams import public_bits, public_permutation
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.round_kinds import FUSION, JOINT, LOCAL, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 
 
 def plan_of(num_samples: int, batch_size: int, num_epochs: int = 3, tests: int = 0, seed: int = 0) -> Plan:
@@ -87,6 +90,22 @@ def test_rows_of_several_rounds_are_those_of_each_in_turn(plan, data):
     until = data.draw(st.integers(first + 1, plan.schedule.pass_of(first)[1]))
     each = [row for number in range(first, until) for row in plan.schedule[number].rows.tolist()]
     assert plan.schedule.rows_between(first, until).tolist() == each
+
+
+def test_rows_that_are_handed_out_cannot_be_written_to():
+    """They are kept and shared: a role that wrote to them would move the rows of every other role in its process."""
+    plain = plan_of(40, 10, tests=6).schedule
+    phases = (Phase(kind=LOCAL, passes=2), Phase(kind=LOCAL, passes=1, order=Order.FIXED), Phase(kind=FUSION, passes=1))
+    fused = dataclasses.replace(plain, phases=(*phases, *plain.phases), num_fusion_samples=9)
+    for schedule in (plain, fused):
+        for number in range(len(schedule)):
+            current = schedule[number]
+            before = current.rows.tolist()
+            handed_out = current.rows, current.rising, schedule.rows_between(number, number + 1)
+            for rows in (*handed_out, schedule.part_of(current.kind)):
+                with pytest.raises(ValueError, match="read-only"):
+                    rows[0] = 0
+            assert schedule[number].rows.tolist() == before
 
 
 def test_epochs_differ_and_seeds_differ():

@@ -58,7 +58,7 @@ def centralised(plan, data, encoders: list[nn.Sequential], head: nn.Linear, opti
     labels = torch.from_numpy(data.train_labels)
     schedule, losses = plan.schedule, []
     for number in range(len(plan.schedule)):
-        batch = torch.from_numpy(schedule[number].rows)
+        batch = torch.tensor(schedule[number].rows)
         total = sum(plan.bound * torch.tanh(f(x[batch])) for f, x in zip(encoders, rows, strict=True))
         scores = total @ head.weight.T + head.bias
         loss = (torch.logsumexp(scores, dim=1) - scores[torch.arange(len(batch)), labels[batch]]).mean()

@@ -248,7 +248,7 @@ def test_rows_that_train_are_kept_and_all_others_are_made(more):
         assert one.untyped_storage().nbytes() == plan.num_network_samples * one[0].nbytes  # no memory for the others
     for _ in range(2):
         for rows in asked:
-            torch.testing.assert_close(rows_of.batch(Split.TRAIN, rows), alone[torch.from_numpy(rows)])
+            torch.testing.assert_close(rows_of.batch(Split.TRAIN, rows), alone[torch.tensor(rows)])
         rows_of.train_no_more()
 
 

@@ -220,7 +220,7 @@ def play_joint(
         turn = plan.schedule[number]
         if turn.kind != JOINT:
             continue
-        batch_GMBD = features_MND[:, torch.from_numpy(turn.rows)].expand(games, -1, -1, -1)
+        batch_GMBD = features_MND[:, torch.from_numpy(turn.rows.copy())].expand(games, -1, -1, -1)
         own = turn.rows == row
         if own.any():
             batch_GMBD = batch_GMBD.clone()
@@ -241,7 +241,7 @@ def play_joint(
         ratio_2G += np.stack([ratio_GB[:, own].sum(1), ratio_GB.sum(1)])
         sums_GBP = torch.from_numpy(pbm.estimate(counts_GBP.astype(np.uint16)))
         scores_GBK = torch.baddbmm(bias_G1K, sums_GBP, weight_GKP.transpose(1, 2))
-        labels_B = labels[torch.from_numpy(turn.rows)]
+        labels_B = labels[torch.from_numpy(turn.rows.copy())]
         right += int((scores_GBK.argmax(2) == labels_B).sum())
         seen += scores_GBK[:, :, 0].numel()
         flat = scores_GBK.reshape(games * rows, -1)

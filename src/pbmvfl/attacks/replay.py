@@ -177,7 +177,7 @@ def replay(seen: Transcript, data: VerticalDataset, cells: Cells, *, progress: O
     party_C, value_CD = torch.from_numpy(cells.party_C), torch.from_numpy(cells.value_CD)
     found = np.zeros((3, len(cells.row_C)))
     for number, turn in enumerate(seen.rounds, 1):
-        batch_CBD = features_MND[:, torch.from_numpy(turn.rows)][party_C]
+        batch_CBD = features_MND[:, torch.from_numpy(turn.rows.copy())][party_C]
         is_cell_CB = turn.rows[None] == cells.row_C[:, None]
         at_c, at_b = np.nonzero(is_cell_CB)
         batch_CBD[at_c, at_b] = value_CD[at_c]

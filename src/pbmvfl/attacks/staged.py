@@ -105,17 +105,17 @@ def _votes_of(
     update = update_for(plan, encoder)
     labels_N = torch.from_numpy(labels)
     prior_K = log_shares(
-        labels_N[torch.from_numpy(plan.schedule.part_of(LOCAL))], plan.num_classes, plan.label_response
+        labels_N[torch.from_numpy(plan.schedule.part_of(LOCAL).copy())], plan.num_classes, plan.label_response
     )
     prepared = rows
     for turn in plan.schedule:
         if turn.kind.trains:
-            at = torch.from_numpy(turn.rows)
+            at = torch.from_numpy(turn.rows.copy())
             scores = torch.from_numpy(update.embed(prepared[at].contiguous(), for_training=True)) + prior_K
             slope = mean_loss_slope(scores, labels_N[at], plan.loss, kept=plan.label_kept)
             update.apply(slope.clamp(-plan.gradient_bound, plan.gradient_bound).numpy(), entropy)
         elif turn.kind.statistic:
-            preparation.learn(turn.kind.statistic, [rows[torch.from_numpy(turn.rows)]], entropy)
+            preparation.learn(turn.kind.statistic, [rows[torch.from_numpy(turn.rows.copy())]], entropy)
             prepared = preparation(rows)
     later = preparation(torch.from_numpy(mapped(plan, test, index=index).astype(np.float32, copy=False)))
     vote = plan.vote

@@ -68,7 +68,7 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round: its number in the run, its kind, and the rows of the kind's split that it uses."""
+    """One round: its number in the run, its kind, and the rows of the kind's split that it uses, read-only."""
 
     number: int
     kind: RoundKind
@@ -84,8 +84,8 @@ class Round:
         if (self.rows[1:] > self.rows[:-1]).all():
             return self.rows
         if self.num_rows * _SORTED_SHARE < int(self.rows.max(initial=0)):
-            return np.unique(self.rows)
-        return np.flatnonzero(np.bincount(self.rows))
+            return _read_only(np.unique(self.rows))
+        return _read_only(np.flatnonzero(np.bincount(self.rows)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,21 +104,27 @@ class RowUses:
         return {"releases": self.releases, "updates": self.updates, "total_releases": self.total_releases}
 
 
+def _read_only(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the array, closed for writing: it is kept, and one role that wrote to it would change the rows of all."""
+    rows.setflags(write=False)
+    return rows
+
+
 @lru_cache(maxsize=2)  # parties, their ledgers and the server of one process ask for the same epoch, and then the next
 def _epoch_permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    return public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch)
+    return _read_only(public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch))
 
 
 @lru_cache(maxsize=2)
 def _all_rows(count: int) -> npt.NDArray[np.int64]:
-    return np.arange(count, dtype=np.int64)
+    return _read_only(np.arange(count, dtype=np.int64))
 
 
 @lru_cache(maxsize=2)
 def divided_rows(count: int, num_fusion: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the fusion rows and the network rows, each in rising order. Every row is in one of them."""
     drawn = public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=_PARTS)
-    return np.sort(drawn[:num_fusion]), np.sort(drawn[num_fusion:])
+    return _read_only(np.sort(drawn[:num_fusion])), _read_only(np.sort(drawn[num_fusion:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +236,7 @@ class Schedule:
         index = _KEPT if phase.order is Order.FIXED else earlier + passed
         places = _epoch_permutation(count, self.seed, index)[start:end]
         divided = self.num_fusion_samples and phase.kind.split is Split.TRAIN
-        return self.part_of(phase.kind)[places] if divided else places
+        return _read_only(self.part_of(phase.kind)[places]) if divided else places
 
     def __iter__(self) -> Iterator[Round]:
         return (self[number] for number in range(len(self)))

@@ -54,7 +54,7 @@ class PartyNetwork:
         """Take the classes of the training rows that train networks, in rising order of the rows."""
         plan = self._plan
         self.labels = torch.full((plan.num_samples,), -1, dtype=torch.int64)
-        self.labels[torch.from_numpy(plan.schedule.part_of(LOCAL))] = labels
+        self.labels[torch.from_numpy(plan.schedule.part_of(LOCAL).copy())] = labels
         if plan.loss is Loss.CROSS_ENTROPY:
             self._prior_K = log_shares(labels, plan.num_classes, plan.label_response)
 
@@ -156,7 +156,7 @@ class PartyNetwork:
     ) -> npt.NDArray[np.float32]:
         """Return the gradient of a round's mean loss at the scores of some of its rows."""
         assert self.labels is not None
-        labels_B = self.labels.index_select(0, torch.from_numpy(rows))
+        labels_B = self.labels.index_select(0, torch.from_numpy(rows.copy()))
         # The prior of the classes is added once to the sum of all parties, so a party learns what its own columns add.
         known_BK = torch.from_numpy(scores_BK) + self._prior_K
         slope_BK = mean_loss_slope(

@@ -160,7 +160,7 @@ class PartyRows:
         if at is not None:
             return self._kept_ND[at]
         if self._kept_rows is None:
-            return self._kept_ND.index_select(0, torch.from_numpy(rows))
+            return self._kept_ND.index_select(0, torch.from_numpy(rows.copy()))
         places = np.searchsorted(self._kept_rows, rows).clip(max=len(self._kept_rows) - 1)
         found_BD = self._kept_ND.index_select(0, torch.from_numpy(places))
         others = np.flatnonzero(self._kept_rows[places] != rows)

@@ -333,7 +333,7 @@ class Server:
         if current.kind.releases:  # otherwise a party's answer says no more than that it is done
             values_BV = self.values_of(payloads, current)
             if current.kind.carries_gradient:
-                labels_B = self._labels.index_select(0, torch.from_numpy(current.rows))
+                labels_B = self._labels.index_select(0, torch.from_numpy(current.rows.copy()))
                 self._learn(torch.from_numpy(values_BV), labels_B)
             elif current.kind.fuses:
                 self._take_fusion_rows(current, values_BV)

@@ -139,7 +139,7 @@ class Simulation:
         """Run one round of the schedule and return the loss at the noisy sum."""
         rows = self._schedule[number].rows
         with torch.set_grad_enabled(isinstance(self.encoders, Networks)):
-            embedding_MBP = self.encoders(self._train.rows(torch.from_numpy(rows)))
+            embedding_MBP = self.encoders(self._train.rows(torch.from_numpy(rows.copy())))
         estimated_sum_BP = self._noisy_sum(embedding_MBP)
         loss, gradient_BP, head_slopes = self._head_slopes(estimated_sum_BP, self._labels["train"][rows])
         self._trainer.step([*self.encoders.slopes(gradient_BP), *head_slopes])
