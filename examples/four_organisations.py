@@ -14,10 +14,11 @@ import os
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import numpy as np
 
@@ -26,6 +27,8 @@ import pbmvfl
 CLINIC, PARTIES = "clinic", ("bank", "hospital", "insurer")
 SHARE_KNOWN_ELSEWHERE = 0.97
 """Of all people, those that one party knows: a little fewer than all, and not the same at each."""
+PATIENCE = 30
+"""Seconds that a party waits for the clinic's server, which starts at the same time."""
 
 
 def main(folder: Path) -> None:
@@ -40,13 +43,10 @@ def main(folder: Path) -> None:
     town.heading("Everybody writes down what they have and what they accept. Nobody sees another's file.")
     write_tables(folder)
     print((folder / "bank" / "policy.toml").read_text())
-    for name in PARTIES:
-        town.run(name, "policy check")
+    town.run_each(dict.fromkeys(PARTIES, "policy check"))
     try:
         town.heading("Everybody starts their site.")
-        town.run(CLINIC, "server start")
-        for name in PARTIES:
-            town.run(name, "party start")
+        town.run_each({CLINIC: "server start", **dict.fromkeys(PARTIES, f"party start --wait {PATIENCE}")})
         town.heading("The clinic looks for the people whom all four know. No id leaves anybody.")
         town.run(CLINIC, "align people")
         town.heading("Training, strictly within epsilon 8.")
@@ -56,12 +56,9 @@ def main(folder: Path) -> None:
         town.run(CLINIC, "align visitors --ids visitors.csv")
         town.run(CLINIC, "evaluate run-001 --rows visitors --out predictions.parquet")
         town.heading("What each party's rows have spent, by its own ledger.")
-        for name in PARTIES:
-            town.run(name, "ledger show ledger.sqlite")
+        town.run_each(dict.fromkeys(PARTIES, "ledger show ledger.sqlite"))
     finally:
-        for name in PARTIES:
-            town.run(name, "party stop", must=False)
-        town.run(CLINIC, "server stop", must=False)
+        town.run_each({**dict.fromkeys(PARTIES, "party stop"), CLINIC: "server stop"}, must=False)
     print(f"\nall of it took {time.monotonic() - began:.0f} s; everything is in {folder}")
 
 
@@ -74,24 +71,39 @@ class Town:
     def heading(self, text: str) -> None:
         print(f"\n=== {text}\n", flush=True)
 
-    def run(self, name: str, command: str, *, must: bool = True) -> None:
+    def run(self, name: str, command: str) -> None:
+        """Run one command, and show what it prints while it goes on."""
         print(f"{name}$ pbmvfl {command}", flush=True)
-        place = self._folder / name if name else self._folder
+        self._ended(name, command, self._started(name, command).wait())
+
+    def run_each(self, commands: Mapping[str, str], *, must: bool = True) -> None:
+        """Run a command of each organisation at the same time, and show what they printed one after another."""
+        started = {name: self._started(name, command, stdout=PIPE, stderr=STDOUT) for name, command in commands.items()}
+        for name, process in started.items():
+            said, _ = process.communicate()
+            print(f"{name}$ pbmvfl {commands[name]}\n{said}", end="", flush=True)
+        for name, process in started.items():
+            self._ended(name, commands[name], process.returncode if must else 0)
+
+    def _started(self, name: str, command: str, **streams: int) -> Popen[str]:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        done = subprocess.run([sys.executable, "-m", "pbmvfl", *shlex.split(command)], cwd=place, env=environment)
-        if must and done.returncode:
-            raise SystemExit(f"{name}: `pbmvfl {command}` ended with {done.returncode}")
+        words = [sys.executable, "-m", "pbmvfl", *shlex.split(command)]
+        return Popen(words, cwd=self._folder / name, env=environment, text=True, **streams)
+
+    def _ended(self, name: str, command: str, code: int) -> None:
+        if code:
+            raise SystemExit(f"{name}: `pbmvfl {command}` ended with {code}")
 
     def set_up(self) -> None:
         """Requests go to whoever keeps the authority, here the clinic, and what is signed comes back."""
         self.run("", "federation init federation.toml --authority authority")
-        for name in (CLINIC, *PARTIES):
+        everybody = (CLINIC, *PARTIES)
+        for name in everybody:
             (self._folder / name).mkdir(mode=0o700)
-            self.run(name, f"federation request ../federation.toml --name {name}")
-        requests = " ".join(f"../{name}/request/{name}.request.json" for name in (CLINIC, *PARTIES))
+        self.run_each({name: f"federation request ../federation.toml --name {name}" for name in everybody})
+        requests = " ".join(f"../{name}/request/{name}.request.json" for name in everybody)
         self.run(CLINIC, f"federation approve ../authority {requests}")
-        for name in (CLINIC, *PARTIES):
-            self.run(name, f"federation package ../authority/signed/{name}.signed.json")
+        self.run_each({name: f"federation package ../authority/signed/{name}.signed.json" for name in everybody})
 
 
 def federation_file() -> str:
