@@ -87,7 +87,8 @@ def test_runs_of_every_kind_print_at_most_fifteen_lines(kind, run_main, monkeypa
     assert (code, err) == (0, "")
     wrapped = sum(max(1, -(-len(line) // 80)) for line in out.splitlines())
     assert wrapped <= 15, out
-    assert "next: pbmvfl predict run --data NEW.csv, pbmvfl report run" in out
+    files = "PARTY=NEW.csv ..." if "bank=bank.csv" in KINDS[kind] else "NEW.csv"
+    assert f"next: pbmvfl predict run --data {files} --id customer, pbmvfl report run" in out
 
 
 @pytest.mark.parametrize("released", [False, True])

@@ -186,7 +186,9 @@ def test_every_fault_of_every_file_is_named_at_once(files: dict[str, Path], tmp_
     assert "label='churn' is in twice.csv and shop.parquet; leave it in one" in bad({**files, "bank": twice})
     only = tmp_path / "only.csv"
     only.write_text("person\nP1\nP2\n")
-    assert "only.csv has no column beside the id" in bad({**files, "bank": only})
+    assert "only.csv has no column beside id and label" in bad({**files, "bank": only})
+    only.write_text("person,churn\nP1,yes\nP2,no\n")
+    assert "if it has the labels alone, give it as --label-data FILE" in bad({"shop": files["bank"], "only": only})
     assert "gone.csv' does not exist" in bad({**files, "bank": tmp_path / "gone.csv"})
 
 

@@ -307,7 +307,8 @@ def test_numbers_without_a_range_are_used_as_they_are_and_noted(write: Any) -> N
     assert data.train_features[1].max() > 1
     assert len(data.notes) == 1
     assert "hospital" in data.notes[0]
-    assert "bmi has no range" in data.notes[0]
+    assert "1 column has no range" in data.notes[0]
+    assert "bmi" in data.notes[0]
     ranged = {"columns": SCHEMA["columns"] | {"bmi": {"range": [10, 60]}}}
     assert load(write(), schema=ranged).notes == ()
 

@@ -100,7 +100,12 @@ class TableOptions:
             rich_help_panel=DATA,
         ),
     ] = None
-    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)] = None
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="The label column of --data, or of a file of ids and labels, --label-data.", rich_help_panel=DATA
+        ),
+    ] = None
     columns: Annotated[
         str | None,
         typer.Option(

@@ -30,7 +30,7 @@ from pbmvfl.federation.federation import Federation, Parties, newest_common_roun
 from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import Result
-from pbmvfl.federation.run_folder import RunFolder
+from pbmvfl.federation.run_folder import RunFolder, TableSource
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import TrainingRun as ReleasedRun
@@ -128,7 +128,12 @@ class TrainingRun:
         """Print the commands that use the model."""
         if self._folder.model.is_dir():
             run = shlex.quote(str(self._folder.path))
-            ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
+            rows = self._folder.read_source().rows
+            ask = f"evaluate {run}"
+            if isinstance(rows, TableSource):
+                files = "NEW.csv" if isinstance(rows.data, str) else "PARTY=NEW.csv ..."
+                named = "" if rows.id is None else f" --id {shlex.quote(rows.id)}"
+                ask = f"predict {run} --data {files}{named}"
             self._say(f"next: pbmvfl {ask}, pbmvfl report {run}")
 
     @contextlib.contextmanager

@@ -105,7 +105,8 @@ def read_each(
         wanted = [id, *chosen[party], *([label] if holder == party and label else [])]
         known = {name: rule for name, rule in rules(party).items() if name not in (id, label)}
         if not chosen[party]:
-            faults.add(f"{source.file} has no column beside the id; each party needs at least one")
+            way_out = f"; if it has the labels alone, give it as {_LABEL_FILE}" if holder == party else ""
+            faults.add(f"{source.file} has no column beside id and label; each party needs at least one{way_out}")
         _read_with_ids(read, party, source, present[party], wanted, known, id, faults)
     if label_source is not None and label is not None:
         _read_with_ids(read, _LABELS, label_source, label_names, [id, label], {}, id, faults)
@@ -132,6 +133,8 @@ def read_each(
 
 #: The key of a table that is no party's.
 _LABELS = "\0labels"
+#: Where a file with labels and ids alone is given.
+_LABEL_FILE = "--label-data FILE (label_data= in Python)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,12 +210,12 @@ def _label_holder(
     files = ", ".join(source.file for source in sources.values())
     if holders:
         files = " and ".join(sources[party].file for party in holders)
-        faults.add(f"label={label!r} is in {files}; leave it in one of them, or give the labels a file of their own")
+        faults.add(f"label={label!r} is in {files}; leave it in one of them, or give {_LABEL_FILE}")
     else:
         every = [name for names in present.values() for name in names]
         faults.add(
-            f"label={label!r} is in none of {files}{nearest(label, every)}; add it to one of them, or give the labels "
-            "a file of their own"
+            f"label={label!r} is in none of {files}{nearest(label, every)}; add it to one of them, or give a file "
+            f"of ids and labels as {_LABEL_FILE}"
         )
     return None
 

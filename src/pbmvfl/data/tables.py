@@ -205,16 +205,21 @@ def _cut(
 
 
 def _unscaled(columns: Sequence[PartyColumns]) -> list[str]:
-    notes = []
-    for part in columns:
-        names = [rule.name for rule in part.rules if rule.vocabulary is None and rule.range is None]
-        if names:
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            notes.append(
-                f"Party {part.party}: {', '.join(names[:_MOST_NAMES])}{more} {'has' if len(names) == 1 else 'have'} no "
-                "range in the schema, so the values are unscaled, as they stand in the table."
-            )
-    return notes
+    """Return one note on the numeric columns for which the schema has no range, if there are any."""
+    names = {
+        part.party: [rule.name for rule in part.rules if rule.vocabulary is None and rule.range is None]
+        for part in columns
+    }
+    total = sum(map(len, names.values()))
+    if not total:
+        return []
+    parties = "; ".join(
+        f"{party}: {', '.join(found[:_MOST_NAMES])}{' and others' if len(found) > _MOST_NAMES else ''}"
+        for party, found in names.items()
+        if found
+    )
+    are = "column has no range in a schema and is" if total == 1 else "columns have no range in a schema and are"
+    return [f"{total} {are} used unscaled; see `pbmvfl schema` ({parties})"]
 
 
 # --- DataFrames in memory, with labels and ids inside or beside them ---
