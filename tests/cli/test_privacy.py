@@ -631,7 +631,7 @@ finally:
     [
         ["privacy", *sizes(5, 2, 0.05, 16, 9), "--json"],
         ["privacy", *sizes(5, 2, 0.05, 16, 9)],
-        ["plan", *options(**BUDGET, **SIZES, picture="plan.png")],
+        ["plan", *options(**BUDGET, **SMALL, picture="plan.png")],
         ["ledger", "limit", "x.sqlite", *options(**LIMIT)],
         ["train", "--help"],
     ],

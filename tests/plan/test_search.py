@@ -21,7 +21,7 @@ def planned(**choices):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     epsilon=st.floats(4, 40),
     delta=st.sampled_from([1e-4, 1e-5, 1e-7]),

@@ -209,7 +209,7 @@ def test_a_pure_release_beside_a_gaussian(e0: float, mu: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "beta_16", "m", "count"), [(2, 3276, 5, 144), (1, 16384, 5, 12), (16, 7208, 5, 4), (4, 6000, 3, 20)]
+    ("b", "beta_16", "m", "count"), [(2, 3276, 5, 36), (1, 16384, 5, 12), (16, 7208, 5, 4), (4, 6000, 3, 20)]
 )
 def test_advantage_of_many_releases_against_dp_accounting(b: int, beta_16: int, m: int, count: int) -> None:
     """Any one k composed by dp-accounting is a lower bound, and the best of three of them not far below."""

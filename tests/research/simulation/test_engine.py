@@ -482,7 +482,7 @@ def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
     named = ["--study", "table1", "--study", "figure-cifar"]
-    limits = ["--limit-epochs", "2", "--limit-epochs", "1"]
+    limits = ["--limit-epochs", "2", "--limit-epochs", "1", "--only", "b16-beta0.15"]
     cuda.main([*named, *limits, "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"])
     lengths = {key: line["epochs"] for key, line in recorded(tmp_path / "out", "cifar10").items()}
     assert set(lengths.values()) == {1, 2}
