@@ -14,7 +14,7 @@ not; where that predicts no better than the shares, they are used alone. Predict
 so noise is learned as it is.
 
 Shape suffixes: F fusion rows, B rows, M parties, W coordinates of a sum, V either of the two, K classes, S symbols, C
-candidates, D inputs of a regression.
+candidates, D inputs of a regression, I weights of it for each class.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -323,35 +324,40 @@ class _Rows:
 
 
 def _softmax(scores_BK: _Reals) -> _Reals:
-    weights_BK = np.exp(scores_BK - scores_BK.max(axis=1, keepdims=True))
-    return np.asarray(weights_BK / weights_BK.sum(axis=1, keepdims=True))
+    import torch  # numpy takes many times as long for rows of few numbers
+
+    return torch.from_numpy(scores_BK).softmax(dim=1).numpy()
 
 
 def _regression(rows: _Rows, reader: _Sums | _Tables, bias_K: _Reals, strength: float) -> Callable[[_Values], _Reals]:
     """Return probabilities by weights of inputs, a bias and a factor of the public reading: only weights have a ridge.
 
-    Scikit-learn's regression has no such reading beside its inputs.
+    What symbols stand for depends on them alone, so scores are sums of one number for each symbol. Scikit-learn's regression has no such reading beside its inputs.
     """
     from scipy.optimize import minimize
 
-    inputs_FD, reading_FK = reader.linear(rows.values), reader.reading(rows.values)
-    true_FK, size = np.eye(rows.classes)[rows.labels], inputs_FD.shape[1] * rows.classes
+    inputs_FD, basis_DI, public_DK = reader.linear(rows.values), reader.basis, reader.public_DK
+    true_FK, size = np.eye(rows.classes)[rows.labels], basis_DI.shape[1] * rows.classes
 
-    def parts(flat: _Reals) -> tuple[_Reals, _Reals, float]:
-        return flat[:size].reshape(-1, rows.classes), flat[size:-1], flat[-1]
+    def parts(flat: _Reals) -> tuple[_Reals, _Reals, _Reals]:
+        """Return weights of the basis, those of inputs, with the public reading's, and the bias."""
+        weights_IK = flat[:size].reshape(-1, rows.classes)
+        return weights_IK, basis_DI @ weights_IK + flat[-1] * public_DK, flat[size:-1]
 
     def loss(flat: _Reals) -> tuple[float, _Reals]:
-        weights_DK, own_K, factor = parts(flat)
-        shares_FK = _softmax(inputs_FD @ weights_DK + own_K + factor * reading_FK)
+        weights_IK, weights_DK, own_K = parts(flat)
+        shares_FK = _softmax(inputs_FD @ weights_DK + own_K)
         apart_FK = shares_FK - true_FK
-        slopes_DK = inputs_FD.T @ apart_FK + weights_DK / strength
+        slopes_DK = inputs_FD.T @ apart_FK
+        slopes_IK = basis_DI.T @ slopes_DK + weights_IK / strength
         value = -np.log(shares_FK[np.arange(len(true_FK)), rows.labels] + _TINY).sum()
-        slopes = [slopes_DK.ravel(), apart_FK.sum(axis=0), [(apart_FK * reading_FK).sum()]]
-        return value + (weights_DK**2).sum() / (2 * strength), np.concatenate(slopes)
+        slopes = [slopes_IK.ravel(), apart_FK.sum(axis=0), [(slopes_DK * public_DK).sum()]]
+        return value + (weights_IK**2).sum() / (2 * strength), np.concatenate(slopes)
 
     start = np.concatenate([np.zeros(size), bias_K, [_FACTOR]])
-    weights_DK, own_K, factor = parts(minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x)
-    return lambda asked: _softmax(reader.linear(asked) @ weights_DK + own_K + factor * reader.reading(asked))
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    _, weights_DK, own_K = parts(found)
+    return lambda asked: _softmax(reader.linear(asked) @ weights_DK + own_K)
 
 
 def _classifier(rows: _Rows, reader: _Sums | _Tables, name: FusionName) -> Callable[[_Values], _Reals]:
@@ -406,16 +412,27 @@ class _Tables:
         """Return the sum of what symbols stand for, (B, K)."""
         return np.asarray(self._public_SK[symbols_BM].sum(axis=1))
 
-    def linear(self, symbols_BM: _Values) -> Any:
-        """Return a sparse matrix: indicators of every party's symbol, and what it stands for."""
-        from scipy.sparse import csr_matrix, hstack
+    @cached_property
+    def basis(self) -> Any:
+        """Weights of an indicator: its own, and those of what its symbol stands for, (M (S + 1), M (S + K))."""
+        from scipy.sparse import block_diag, csr_matrix
 
-        rows_B, parties_M = np.nonzero(symbols_BM < self._symbols)
-        places = parties_M * self._symbols + symbols_BM[rows_B, parties_M]
-        shape = (len(symbols_BM), symbols_BM.shape[1] * self._symbols)
-        said_BMK = self._public_SK[symbols_BM]
-        indicators = csr_matrix((np.ones(len(places)), (rows_B, places)), shape=shape)
-        return hstack([indicators, said_BMK.reshape(len(said_BMK), math.prod(said_BMK.shape[1:]))], "csr")
+        own_SS = np.eye(len(self._public_SK))[:, :-1]
+        return csr_matrix(block_diag([np.hstack([own_SS, self._public_SK])] * len(self._logs_MSK)))
+
+    @property
+    def public_DK(self) -> _Reals:
+        """What every indicator's symbol stands for."""
+        return np.tile(self._public_SK, (len(self._logs_MSK), 1))
+
+    def linear(self, symbols_BM: _Values) -> Any:
+        """Return a sparse matrix: indicators of every party's symbol, and of none."""
+        from scipy.sparse import csr_matrix
+
+        (rows, parties), each = symbols_BM.shape, self._symbols + 1
+        places = (symbols_BM + np.arange(parties, dtype=np.int32) * each).ravel()
+        starts = np.arange(0, rows * parties + 1, max(1, parties), dtype=np.int32)
+        return csr_matrix((np.ones(rows * parties), places, starts), shape=(rows, parties * each))
 
     def ordered(self, symbols_BM: _Values) -> _Reals:
         """Return symbols as numbers, NaN for what is none, how far they speak for each class, and the public reading.
@@ -447,12 +464,18 @@ class _Sums:
 
     ordered = linear
 
-    def reading(self, sums_BW: _Values) -> _Reals:
-        """Return the classes' own coordinates, (B, K), or a margin's two halves; nothing of other sums."""
-        scaled_BW, classes = self.linear(sums_BW), self._mean_WK.shape[1]
-        if scaled_BW.shape[1] == 1 and classes == 2:
-            return np.asarray(scaled_BW * np.array([-0.5, 0.5]))
-        return scaled_BW if scaled_BW.shape[1] == classes else np.zeros((len(scaled_BW), classes))
+    @property
+    def basis(self) -> _Reals:
+        """Every coordinate has a weight of its own."""
+        return np.eye(len(self._centre_W))
+
+    @property
+    def public_DK(self) -> _Reals:
+        """The classes' own coordinates, or a margin's two halves; nothing of other sums."""
+        width, classes = self._mean_WK.shape
+        if (width, classes) == (1, 2):
+            return np.array([[-0.5, 0.5]])
+        return np.eye(classes) if width == classes else np.zeros((width, classes))
 
     def evidence(self, sums_BW: _Values) -> _Reals:
         """Return ln P(coordinate | class), but for what is the same for all classes, (B, W, K)."""
