@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._compiled import compiled
 from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan.groups import Algorithm, FeatureMap, feature_width
@@ -141,12 +142,12 @@ def _shaped(rows_ND: npt.NDArray[np.float32], shapes: PartyShapes) -> npt.NDArra
     found = np.zeros((count, shapes.width), dtype=np.float32)
     for column, (knots, few) in enumerate(zip(shapes.knots(), shapes.coarse_knots(), strict=True)):
         if knots:
-            _add_hats(rows_ND[:, column], knots, found[:, at : at + len(knots)])
+            _add_hats(rows_ND[:, column], np.array(knots, np.float32), found[:, at : at + len(knots)])
         else:
             found[:, at] = np.clip(rows_ND[:, column], -LARGEST_COLUMN, LARGEST_COLUMN)
         if few:
             coarse.append(np.zeros((count, len(few)), dtype=np.float32))
-            _add_hats(rows_ND[:, column], few, coarse[-1])
+            _add_hats(rows_ND[:, column], np.array(few, np.float32), coarse[-1])
         at += max(1, len(knots))
     for left, right in combinations(coarse, 2):
         for hat in left.T:
@@ -155,15 +156,17 @@ def _shaped(rows_ND: npt.NDArray[np.float32], shapes: PartyShapes) -> npt.NDArra
     return found
 
 
-def _add_hats(column_N: npt.NDArray[np.float32], knots: tuple[float, ...], out_NH: npt.NDArray[np.float32]) -> None:
+@compiled
+def _add_hats(column_N: Any, knots_H: Any, out_NH: Any) -> None:
     """Set the two hats beside each value, which add up to 1; all others stay 0."""
-    knots_H = np.array(knots, dtype=np.float32)
-    value_N = np.nan_to_num(column_N, nan=knots[0], posinf=knots[-1], neginf=knots[0]).clip(knots_H[0], knots_H[-1])
-    lower_N = np.searchsorted(knots_H[1:-1], value_N, side="right")
-    share_N = (value_N - knots_H[lower_N]) / (knots_H[lower_N + 1] - knots_H[lower_N])
-    rows_N = np.arange(len(value_N))
-    out_NH[rows_N, lower_N] = 1 - share_N
-    out_NH[rows_N, lower_N + 1] = share_N
+    last = len(knots_H) - 1
+    for row in range(len(column_N)):
+        value = column_N[row]
+        value = max(knots_H[0], min(value, knots_H[last])) if value == value else knots_H[0]
+        lower = max(0, min(np.searchsorted(knots_H, value, side="right") - 1, last - 1))
+        share = (value - knots_H[lower]) / (knots_H[lower + 1] - knots_H[lower])
+        out_NH[row, lower] = np.float32(1) - share
+        out_NH[row, lower + 1] = share
 
 
 # --- Rows before the public map: a batch is gathered, and mapped, when it is needed ---
