@@ -35,9 +35,9 @@ def test_the_rule_follows_from_public_sizes_and_bounds_the_rows_that_are_evaluat
     for rows in (1_000, 26_000, 65_000, 130_000, 260_000, 521_000, 5_000_000):
         plan = Plan.of(num_samples=rows, num_test_samples=rows // 4, **sizes)
         every, each = evaluated_every(plan), rows + rows // 4
-        assert every == 1 if 40 * each <= 2**20 else every > 1
-        assert 40 // every * each <= 2**20
-        assert every == 1 or (40 / (every - 1)) * each > 2**20  # and no more seldom than that
+        assert every == 1 if 40 * each <= 2**19 else every > 1
+        assert 40 // every * each <= 2**19
+        assert every == 1 or (40 / (every - 1)) * each > 2**19  # and no more seldom than that
 
 
 def test_every_few_epochs_and_the_last_are_evaluated_as_if_all_were(data, make_plan, monkeypatch):

@@ -34,7 +34,7 @@ from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
 
 #: Rows that a simulator evaluates exactly in a run, about: more would take longer than the training of large tables.
-_MOST_EVALUATED = 1 << 20
+_MOST_EVALUATED = 1 << 19
 
 
 def evaluated_every(plan: Plan) -> int:
