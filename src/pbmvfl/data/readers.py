@@ -165,7 +165,8 @@ def read_columns(
         elif source.is_csv:
             table = _of_csv(source.path, wanted, rules, as_text, faults)
         else:
-            table = pq.read_table(source.path, columns=list(wanted))
+            with pq.ParquetFile(source.path) as file:  # read_table would import pandas
+                table = file.read(columns=list(wanted))
         table = None if table is None else plain(table)
     except (OSError, pa.ArrowException) as error:
         # A CSV reader's message may have a value in it.

@@ -49,22 +49,20 @@ _STYLE: Any = {
 
 def new_figure(columns: int = 1, *, width: float = 9.0, height: float = 3.6) -> tuple[Any, Any]:
     """Return a figure and its row of axes, drawn without a display."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context(_STYLE):
-        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(1, columns, squeeze=False)
     return figure, axes[0]
 
 
 def save_figure(figure: Any, path: Any) -> None:
-    from matplotlib import pyplot
+    from matplotlib import rc_context
 
-    with pyplot.rc_context(_STYLE):
+    with rc_context(_STYLE):
         figure.savefig(path)
-    pyplot.close(figure)
 
 
 # --- Figure of one run: loss and accuracy by epoch, epsilon by round ---
