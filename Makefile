@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE =
 demo: $(STAMPS)/run
 	$(BIN)/python examples/demo.py
 
-# Four organisations as processes on this machine, from their keys to charged predictions. About 90 s.
+# Four organisations as processes on this machine, from their keys to charged predictions. About 100 s.
 deploy-demo: $(STAMPS)/deploy
 	$(BIN)/python examples/four_organisations.py build/deploy-demo
 

@@ -79,7 +79,9 @@ def test_the_federation_file_on_the_page_is_one():
 
 
 def test_the_example_runs_commands_of_the_program():
-    lines = re.findall(r'run\((?:CLINIC|name|""|"bank"), f?"([^"]+)"', EXAMPLE)
+    # Of one organisation, `run(CLINIC, "...")`, or of several at the same time, `run_each({name: "...", ...})`.
+    calls = re.findall(r"\.run(?:_each)?\((.*)\)\n", EXAMPLE)
+    lines = [line for call in calls for line in re.findall(r'"([a-z]+ [^"]+)"', call)]
     assert {"federation", "server", "party", "align", "submit", "evaluate", "ledger"} <= {
         each.split()[0] for each in lines
     }
