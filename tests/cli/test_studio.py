@@ -208,7 +208,7 @@ def random_settings(count: int, seed: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_shown_epsilons_are_those_of_the_command_that_is_shown(served, run_main):
     planned = 0
-    for query in random_settings(25, seed=7):
+    for query in random_settings(50, seed=7):
         status, found = served.get("plan", **query)
         if status == 422:  # the command says the same
             code, _, err = run_main(*shlex.split(read_settings([(n, str(v)) for n, v in query.items()]).command)[1:])
@@ -226,7 +226,7 @@ def test_shown_epsilons_are_those_of_the_command_that_is_shown(served, run_main)
             (row["unit"], row["epsilon"]) for row in strict
         }
         planned += 1
-    assert planned >= 20
+    assert planned >= 40
 
 
 @pytest.mark.slow

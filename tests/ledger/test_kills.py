@@ -82,31 +82,31 @@ def _charged_rounds(path, dataset):
 
 
 @pytest.mark.slow
-def test_killed_federations_never_leave_less_in_the_ledger_than_what_left_the_party(data, make_plan, tmp_path):
+def test_fifty_killed_federations_never_leave_less_in_the_ledger_than_what_left_the_party(data, make_plan, tmp_path):
     """Every report stands for a round that left; the ledger must hold all of them, resume after resume."""
     Federation(make_plan(data, num_epochs=1)).fit(data)  # every child begins with the compiled loops loaded
     plan = make_plan(data, num_epochs=5000)
     chance = np.random.default_rng(7)
     arrived = 0
-    for attempt in range(25):
+    for attempt in range(50):
         arrived += kill_after(int(chance.integers(1, 12)), lambda pipe: _train_until_killed(plan, data, tmp_path, pipe))
         charged = _charged_rounds(tmp_path / "ledgers" / "party-1.sqlite", data.name)
         assert arrived <= charged <= arrived + (attempt + 1) * ROUNDS_AHEAD  # at most one block a kill is for nothing
-    assert arrived > 100  # the test saw real work
+    assert arrived > 200  # the test saw real work
 
 
 @pytest.mark.slow
-def test_kills_between_charging_and_sending_leave_at_most_one_round_charged_for_nothing(tmp_path):
+def test_fifty_kills_between_charging_and_sending_leave_at_most_one_round_charged_for_nothing(tmp_path):
     plan = small_plan(num_epochs=4000, num_samples=100, batch_size=10)
     path = tmp_path / "a.sqlite"
     chance = np.random.default_rng(8)
     arrived = 0
-    for attempt in range(25):
+    for attempt in range(50):
         work = partial(release_until_killed, plan, path, arrived, str(attempt))
         arrived += kill_after(int(chance.integers(0, 60)), work)
         charged = _charged_rounds(path, NAME)
         assert arrived <= charged <= arrived + attempt + 1
-    assert arrived > 250
+    assert arrived > 500
 
 
 def test_a_limit_set_between_kills_stops_the_party_before_it_is_crossed(tmp_path):
