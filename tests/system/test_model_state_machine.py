@@ -233,8 +233,8 @@ class Machine(RuleBasedStateMachine):
         self.behind: dict[str, Truth] = {}
         self.model: FederatedModel | None = None
         self.naming, self.models = "as they are", 0
-        #: What was answered last, by model, party and row id, as long as the party can have it stored.
-        self.stored: dict[tuple[int, int, str], int] = {}
+        #: What was answered last, by model, party, dataset and row id, as long as the party can have it stored.
+        self.stored: dict[tuple[int, int, str, str], int] = {}
         self.counts["sequences"] += 1
 
     def teardown(self) -> None:
@@ -246,8 +246,8 @@ class Machine(RuleBasedStateMachine):
     def _watch(self, naming: str, dataset: str, people: Sequence[int], names: Sequence[str], left: list[Any]) -> Any:
         """A tap that notes every answer: party, columns, persons, and what it tells about each.
 
-        An answer to a row id that was answered before tells nothing if it is the same one; without `names` none are
-        stored.
+        An answer to a row id that was answered before under the dataset's name tells nothing if it is the same one;
+        without `names` none are stored.
         """
         parties = list(NAMINGS[naming].items())
 
@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             bits = np.unpackbits(np.frombuffer(message[44:], dtype=np.uint8), bitorder="little")
             new = []
             for i, (person, symbol) in enumerate(zip(people, bits.tolist(), strict=False)):
-                known = (self.models, party, names[i] if names else "")
+                known = (self.models, party, dataset, names[i] if names else "")
                 if not names or self.stored.get(known) != symbol:
                     new.append(person)
                 self.stored[known] = symbol
