@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
@@ -68,6 +68,13 @@ def posterior(rows: list[tuple[tuple[int, ...], int]], asked: tuple[int, ...], c
         st.tuples(st.tuples(st.integers(-1, 3), st.integers(-1, 3)), st.integers(0, 2)), min_size=2, max_size=14
     )
 )
+@example(  # half of it is the classes' shares
+    rows=[((0, 0), 0)] * 5
+    + [((0, 0), 2), ((2, 0), 2), ((0, 0), 2), ((1, 0), 2)]
+    + [((0, 0), 2)] * 2
+    + [((1, 0), 1)] * 2
+    + [((2, 0), 2)]
+)
 def test_the_sum_is_bayes_with_the_fusion_rows_tables(rows: list[tuple[tuple[int, ...], int]]) -> None:
     """Symbols -1 and 3 are none of the three: they say nothing, in fusion rows and in rows to predict."""
     values, labels = np.array([row for row, _ in rows]), np.array([label for _, label in rows])
@@ -75,7 +82,11 @@ def test_the_sum_is_bayes_with_the_fusion_rows_tables(rows: list[tuple[tuple[int
     if not model.beats_majority or len(set(labels.tolist())) < 2:
         return
     every = list(product((-1, 0, 1, 2, 3), repeat=2))
-    expected = [[float(share) for share in posterior(rows, asked, 3, 3)] for asked in every]
+    weight, prior = model.weights["sum"], posterior(rows, (-1, -1), 3, 3)  # the classes' shares have the other part
+    expected = [
+        [weight * float(share) + (1 - weight) * float(part) for share, part in zip(found, prior, strict=True)]
+        for found in (posterior(rows, asked, 3, 3) for asked in every)
+    ]
     assert np.allclose(shares(model, every), expected, rtol=1e-4)
 
 
