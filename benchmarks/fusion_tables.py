@@ -21,8 +21,11 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -159,30 +162,36 @@ def tasks(version: str) -> Iterator[dict[str, Any]]:
                     yield {"table": name, "seed": seed, "model": model, "epsilon": epsilon}
 
 
-def measure(version: str, only: list[str], seeds: int, results: Path) -> None:
-    """Run what is not in the results yet."""
+def one(version: str, task: dict[str, Any], choosing: bool) -> str:
+    """Run one task, and return its line of the results; empty if a library is missing."""
+    globals()["_choosing"] = choosing  # of this process
+    key = {"version": version, **task}
+    began = time.monotonic()
+    try:
+        if version == "pooled":
+            figures = pooled(task["table"], task["model"], task.get("epsilon", 0.0), task["seed"])
+        else:
+            figures = federated(task["table"], task["epsilon"], task["prediction_epsilon"], task["seed"])
+    except ImportError as error:
+        print(f"{key}: {error}", file=sys.stderr)
+        return ""
+    return json.dumps({**key, **figures, "seconds": round(time.monotonic() - began, 1)})
+
+
+def measure(version: str, only: list[str], seeds: int, results: Path, jobs: int) -> None:
+    """Run what is not in the results yet, by so many processes."""
     done = [] if not results.exists() else [json.loads(line) for line in results.read_text().splitlines()]
-    for task in tasks(version):
-        key = {"version": version, **task}
-        if (
-            (only and task["table"] not in only)
-            or task["seed"] >= seeds
-            or any(key.items() <= each.items() for each in done)
-        ):
-            continue
-        began = time.monotonic()
-        try:
-            if version == "pooled":
-                figures = pooled(task["table"], task["model"], task.get("epsilon", 0.0), task["seed"])
-            else:
-                figures = federated(task["table"], task["epsilon"], task["prediction_epsilon"], task["seed"])
-        except ImportError as error:
-            print(f"{key}: {error}", file=sys.stderr)
-            continue
-        line = json.dumps({**key, **figures, "seconds": round(time.monotonic() - began, 1)})
-        with results.open("a") as file:
-            file.write(line + "\n")
-        print(line, flush=True)
+    left = [
+        task
+        for task in tasks(version)
+        if (not only or task["table"] in only)
+        and task["seed"] < seeds
+        and not any({"version": version, **task}.items() <= each.items() for each in done)
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool, results.open("a") as file:
+        for line in filter(None, pool.map(one, repeat(version), left, repeat(_choosing))):
+            print(line, file=file, flush=True)
+            print(line, flush=True)
 
 
 def page(results: Path) -> str:
@@ -220,6 +229,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=[], help="these alone")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="so many runs of each")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--page", action="store_true", help="print the table of what there is")
     parser.add_argument("--hold-out", action="store_true", help="judge on the last fifth of the training rows")
     given = parser.parse_args()
@@ -229,7 +239,7 @@ def main() -> None:
     if given.page:
         print(page(given.results))
     else:
-        measure(given.version, given.tables, given.seeds, given.results)
+        measure(given.version, given.tables, given.seeds, given.results, given.jobs)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Grid of settings that a user with many trials would try, and the best of them.
 
 The grid is the same for every table: clip norms are shares of the norm that a row of so many numbers may have. The best
-is chosen by the mean accuracy on hold-out rows over some draws of noise; what is reported of it comes from test rows
-and other draws, so that the largest of many noisy figures is not taken for skill. Every setting has the same epsilon.
+is chosen by the mean accuracy on hold-out rows over some draws of noise, first among maps, clip norms and rates, then
+among steps, preparation and shares of fusion rows with these; what is reported of it comes from test rows and other
+draws, so that the largest of many noisy figures is not taken for skill. Every setting has the same epsilon.
 """
 
 from __future__ import annotations
@@ -10,54 +11,82 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.planner.tables import Table
-from benchmarks.planner.trials import Settings, delta_of, measures, planned, scores
-from benchmarks.utility.learning import shift_of
+from benchmarks.planner.trials import PREDICTION_EPSILON, Runner, Trial, plan_of, summary
 from pbmvfl.plan.groups import FeatureMap, feature_width
-from pbmvfl.plan.local_search import learning_note
+from pbmvfl.plan.learning_notes import learning_notes
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.shapes import PartyShapes, join_shapes, parse_shapes
 
 EPSILONS = (8.0, 1.0)
 RATES = (0.1, 0.5, 2.5)
-CLIP_SHARES = (0.3, 1.0)
-STEPS = (20, 60)
+CLIP_SHARES = (0.1, 0.3, 1.0)
+#: Knots of every column with a range, and of its products with others.
+KNOTS = ((4, 0), (8, 0), (20, 0), (8, 4))
+STEPS, FUSION_SHARES = (20, 80), (0.0, 0.1, 0.4)
 #: Wider maps take minutes, and are not tried.
 WIDEST = 512
 CHOOSING_SEEDS, JUDGING_SEEDS = (0, 1), (100, 101, 102, 103, 104)
 
-
-def grid(table: Table) -> Iterator[Settings]:
-    """Return 48 settings, or 24 where products of columns would be too wide."""
-    for features in ("columns", "pairs"):
-        width = feature_width(FeatureMap(features), table.columns, 3)
-        if width > WIDEST:
-            continue
-        for preparation, steps, share, rate in itertools.product(("whiten", "none"), STEPS, CLIP_SHARES, RATES):
-            yield Settings(
-                features=features,
-                preparation=preparation,
-                steps=steps,
-                clip_norm=share * math.sqrt(width + 1),
-                learning_rate=rate,
-            )
+Choices = dict[str, Any]
 
 
-def compared(table: Table, epsilon: float) -> dict[str, Any]:
+def maps(table: Table) -> Iterator[tuple[Choices, float]]:
+    """Yield maps of columns, with the largest norm that a row has by each."""
+    for features in (FeatureMap.COLUMNS, FeatureMap.PAIRS):
+        width = feature_width(features, table.columns, 3)
+        if width <= WIDEST:
+            yield {"features": str(features)}, math.sqrt(width + 1)
+    for knots, products in KNOTS if any(set(kinds) - {"c", "v"} for kinds in table.kinds) else ():
+        shapes = tuple(PartyShapes.of_kinds(kinds, knots, products) for kinds in table.kinds)
+        if max(each.width for each in shapes) <= WIDEST and (not products or any(each.products for each in shapes)):
+            yield {"features": "shapes", "shapes": join_shapes(shapes)}, max(each.norm for each in shapes)
+
+
+def grid(table: Table) -> list[Choices]:
+    """Return at most 54 settings: every map with every clip norm and learning rate."""
+    return [
+        {**choices, "clip_norm": float(f"{share * norm:.4g}"), "learning_rate": rate}
+        for choices, norm in maps(table)
+        for share, rate in itertools.product(CLIP_SHARES, RATES)
+    ]
+
+
+def variations(table: Table, best: Choices, epsilon: float) -> list[Choices]:
+    """Return the best setting of the grid with other steps, without preparation, and with other fusion rows."""
+    found = [{**best, "num_epochs": steps} for steps in STEPS]
+    if best["features"] != "shapes":  # which are always prepared
+        found.append({**best, "preparation": "none"})
+    if epsilon >= PREDICTION_EPSILON:  # else a fusion row would cost more than the budget
+        found += [{**best, "num_fusion_samples": int(share * table.num_samples)} for share in FUSION_SHARES]
+    return found
+
+
+def compared(table: Table, epsilon: float, run: Runner) -> dict[str, Any]:
     """Compare planned training with the best of the grid, on one table."""
     started = time.perf_counter()
-    shift = shift_of(epsilon, delta_of(table.num_samples))
-    tried = list(grid(table))
-    accuracies: dict[Settings, list[float]] = {each: [] for each in tried}
-    for seed in CHOOSING_SEEDS:
-        found, _ = scores(table, tried, shift, seed)
-        for each in tried:
-            accuracies[each].append(measures(found[each], table.hold_out_labels)["accuracy"])
-    best = max(tried, key=lambda each: float(np.mean(accuracies[each])))
-    ours = planned(table, epsilon)
+
+    def mean(tried: Sequence[Choices]) -> list[float]:
+        """Return accuracies on hold-out rows."""
+        trials = [
+            Trial(table=table.name, epsilon=epsilon, seed=seed, choices=each)
+            for each in tried
+            for seed in CHOOSING_SEEDS
+        ]
+        accuracies = [found["accuracy"] for found in run(trials)]
+        return [float(each) for each in np.reshape(accuracies, (len(tried), -1)).mean(axis=1)]
+
+    tried = grid(table)
+    accuracies = mean(tried)
+    varied = variations(table, tried[int(np.argmax(accuracies))], epsilon)
+    tried, accuracies = tried + varied, accuracies + mean(varied)
+    best = tried[int(np.argmax(accuracies))]
+    ours = plan_of(table, epsilon, {}, predicted=len(table.test_labels))
     return {
         "table": table.name,
         "epsilon": epsilon,
@@ -67,49 +96,51 @@ def compared(table: Table, epsilon: float) -> dict[str, Any]:
         "classes": table.num_classes,
         "majority": round(table.majority, 4),
         "grid": len(tried),
-        "best": judged(table, best, shift),
-        "planned": judged(table, ours, shift),
-        "best_settings": _short(best),
-        "planned_settings": _short(ours),
-        "note": note(table, ours, shift),
+        "best": judged(table, epsilon, best, run),
+        "planned": judged(table, epsilon, {}, run),
+        "best_settings": best,
+        "planned_settings": described(ours),
+        "note": note(table, ours),
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def judged(table: Table, settings: Settings, shift: float) -> dict[str, float]:
-    """Evaluate on test rows, by draws of noise that nothing was chosen on: mean, deviation and mean recall."""
-    found = [measures(scores(table, [settings], shift, seed)[1][settings], table.test_labels) for seed in JUDGING_SEEDS]
-    accuracy = [each["accuracy"] for each in found]
-    return {
-        "accuracy": round(float(np.mean(accuracy)), 5),
-        "deviation": round(float(np.std(accuracy, ddof=1)), 5),
-        "balanced": round(float(np.mean([each["balanced"] for each in found])), 5),
-    }
+def judged(table: Table, epsilon: float, choices: Choices, run: Runner) -> dict[str, float]:
+    """Evaluate on test rows, by draws of noise that nothing was chosen on."""
+    trials = [
+        Trial(table=table.name, epsilon=epsilon, seed=seed, choices=choices, judged=True) for seed in JUDGING_SEEDS
+    ]
+    return summary(run(trials))
 
 
-def alone(table: Table, epsilon: float) -> dict[str, Any]:
+def alone(table: Table, epsilon: float, run: Runner) -> dict[str, Any]:
     """Evaluate planned training and its note without a grid: where noise is large."""
-    shift = shift_of(epsilon, delta_of(table.num_samples))
-    ours = planned(table, epsilon)
     return {
         "table": table.name,
         "epsilon": epsilon,
         "classes": table.num_classes,
         "majority": round(table.majority, 4),
-        "planned": judged(table, ours, shift),
-        "note": note(table, ours, shift),
+        "planned": judged(table, epsilon, {}, run),
+        "note": note(table, plan_of(table, epsilon, {}, predicted=len(table.test_labels))),
     }
 
 
-def note(table: Table, settings: Settings, shift: float) -> str | None:
-    """Return what the program prints before training."""
-    width = feature_width(FeatureMap(settings.features), table.columns, settings.column_values)
-    sizes = {"num_samples": table.num_samples, "num_classes": table.num_classes}
+def note(table: Table, plan: Plan) -> str | None:
+    """Return what the program prints about noise before training."""
     frequent = float(np.bincount(table.train_labels).max()) / table.num_samples
-    return learning_note(shift=shift, width=width, majority=frequent, **sizes)
+    return next(iter(learning_notes(plan, columns=table.columns, majority=frequent)), None)
 
 
-def _short(settings: Settings) -> dict[str, Any]:
-    return {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in vars(settings).items()
-    }
+def described(plan: Plan) -> dict[str, Any]:
+    """Return what the planner chose, for the page."""
+    names = ("clip_norm", "learning_rate", "num_epochs", "preparation", "num_fusion_samples")
+    found = {name: getattr(plan, name, None) for name in names}
+    shapes = parse_shapes(plan.shapes)
+    knots = max((count for each in shapes for _, count in each.columns), default=0)
+    products = max((each.products for each in shapes), default=0)
+    words = f"{knots} knots" + (f", products of {products}" if products else "")
+    return {"map": words if shapes else str(plan.features), **{key: _plain(value) for key, value in found.items()}}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | None) else str(value)

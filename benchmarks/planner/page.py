@@ -75,11 +75,16 @@ def _tables(records: dict[str, list[Found]]) -> str:
             f"| {found['table']} | {_points(found['majority'])} | {found['epsilon']:g} "
             f"| {_points(best['accuracy'])} ± {_points(best['deviation'])} "
             f"| {_points(ours['accuracy'])} ± {_points(ours['deviation'])} | {loss(found):+.1f} "
-            f"| {_points(best['balanced'])}, {_points(ours['balanced'])} | {found['planned_settings']['features']} |"
+            f"| {_points(best['balanced'])}, {_points(ours['balanced'])} | {_chosen(found['planned_settings'])} |"
         )
     lines += ["", *(f"- {each}" for each in summary(records["compared"]).splitlines()), _verdict(records["compared"])]
     lines += ["", *_notes(records)]
     return "\n".join(lines) + "\n"
+
+
+def _chosen(settings: dict[str, Any]) -> str:
+    fused = settings["num_fusion_samples"]
+    return settings["map"] + (f"; {fused:,} fusion rows" if fused else "")
 
 
 def _verdict(compared: Sequence[Found]) -> str:

@@ -16,7 +16,11 @@ from pbmvfl.plan.groups import FeatureMap
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.shapes import PartyShapes, join_shapes, kind_of_range, knots_of, parse_shapes
 
-COLUMN = st.one_of(st.just(("c", 0)), st.tuples(st.sampled_from("uvg"), st.integers(2, 64)))
+COLUMN = st.one_of(
+    st.just(("c", 0)),
+    st.tuples(st.sampled_from("uvg"), st.integers(2, 64)),
+    st.tuples(st.just("w"), st.integers(1, 4096)),
+)
 SHAPES = st.builds(
     PartyShapes, st.lists(COLUMN, min_size=1, max_size=12).map(tuple), st.one_of(st.just(0), st.integers(2, 64))
 )
@@ -34,11 +38,34 @@ def test_text_is_short() -> None:
     # 16 + 16 + 1 + 1 + 8, and three pairs of 4 by 4.
     assert (shapes.width, shapes.num_pairs) == (42 + 3 * 16, 3)
     assert shapes.norm == math.sqrt(5 + 3)
+    # Two words of 3 and 2 slots and a column: 3 * 2 + 3 * 4 + 2 * 4 products. A word is one column of its norm.
+    worded = PartyShapes((("w", 3), ("c", 0), ("w", 2), ("u", 16)), 4)
+    assert str(worded) == "1w3+1c+1w2+1u16+p4"
+    assert (worded.num_columns, worded.width, worded.num_pairs) == (7, 22 + 26, 3)
+    assert worded.norm == math.sqrt(4 + 3)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["u16", "0c", "2u1", "2u65", "3c+p1", "3c+p65", "2x4", "+", "p4", "2u16+", " 2c", "2u16;", "2c\n", "p4+2u16"],
+    [
+        "u16",
+        "0c",
+        "1w0",
+        "1w4097",
+        "2w",
+        "2u1",
+        "2u65",
+        "3c+p1",
+        "3c+p65",
+        "2x4",
+        "+",
+        "p4",
+        "2u16+",
+        " 2c",
+        "2u16;",
+        "2c\n",
+        "p4+2u16",
+    ],
 )
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="shapes="):
@@ -69,10 +96,13 @@ def test_ranges_alone_decide_the_kind() -> None:
         ColumnRule(name="age", range=(0.0, 60.0)),
         ColumnRule(name="as it is"),
     )
-    assert PartyColumns(party="a", rules=rules).kinds == "gc" + "ccc" + "u" + "c"
-    shapes = PartyShapes.of_kinds("gccccuc", 16, 4)
-    assert str(shapes) == "1g16+4c+1u16+1c+p4"
+    assert PartyColumns(party="a", rules=rules).kinds == "gc" + "bww" + "u" + "c"
+    shapes = PartyShapes.of_kinds("gcbwwuc", 16, 4)
+    assert str(shapes) == "1g16+1c+1w3+1u16+1c+p4"
     assert str(PartyShapes.of_kinds("gcu", 1, 4)) == "3c"
+    assert str(PartyShapes.of_kinds("bwbwwc", 16, 4)) == "1w2+1w3+1c+p4"
+    assert str(PartyShapes.of_kinds("cbw", 16, 4)) == "1c+1w2", "one word has no products"
+    assert str(PartyShapes.of_kinds("wwu", 16)) == "2w1+1u16", "slots without a first one are words of their own"
 
 
 def test_a_plan_has_shapes_for_every_party_or_none() -> None:

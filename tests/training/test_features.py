@@ -164,6 +164,26 @@ def test_shapes_are_interpolated_peaks_and_their_products(rows, kinds, products)
         assert (np.linalg.norm(found, axis=1) <= plan.party_shapes[1].norm * (1 + 1e-6)).all()
 
 
+def test_slots_of_words_are_multiplied_by_those_of_other_words_and_by_hats():
+    """Each row's two words and a number, against products written out one by one."""
+    plan = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes="1w2+1c+1u5+1w3+p3;1c")
+    random = np.random.default_rng(4)
+    first, second, number = random.integers(0, 2, 50), random.integers(0, 3, 50), random.uniform(-1, 1, 50)
+    other = random.normal(size=50)
+    columns = [np.eye(2)[first], other[:, None], number[:, None], np.eye(3)[second]]
+    found = mapped(plan, np.concatenate(columns, axis=1).astype(np.float32), index=0)
+    coarse = hats(number, np.linspace(-1, 1, 3))
+    for row in range(50):
+        expected = [float(first[row] == word) for word in range(2)] + [other[row]]
+        expected += [*hats(number[row : row + 1], np.linspace(-1, 1, 5))[0]]
+        expected += [float(second[row] == word) for word in range(3)]
+        expected += [float(first[row] == word) * coarse[row, at] for word in range(2) for at in range(3)]
+        expected += [float(first[row] == a and second[row] == b) for a in range(2) for b in range(3)]
+        expected += [coarse[row, at] * float(second[row] == word) for at in range(3) for word in range(3)]
+        np.testing.assert_allclose(found[row], expected, atol=1e-6)
+    assert (np.linalg.norm(np.delete(found, 2, axis=1), axis=1) <= plan.party_shapes[0].norm).all()
+
+
 def test_shapes_are_defined_for_whatever_a_column_holds():
     plan = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes="1u3+1g3;1c")
     rows = np.array([[np.nan, np.nan], [np.inf, -np.inf], [1e9, -1e9]], dtype=np.float32)

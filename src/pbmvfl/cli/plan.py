@@ -18,8 +18,6 @@ from pbmvfl.cli.descriptions import (
     describe_algorithm,
     describe_plan,
     describe_widths,
-    learning_notes,
-    learning_notes_for,
 )
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
@@ -33,6 +31,7 @@ from pbmvfl.cli.options import (
 )
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.plan.groups import Algorithm
+from pbmvfl.plan.learning_notes import learning_notes, learning_notes_for
 from pbmvfl.plan.local_search import USUAL_COLUMNS
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget, noise_deviation, plan_for_budget

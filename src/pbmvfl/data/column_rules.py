@@ -51,10 +51,7 @@ class PartyColumns:
     @property
     def kinds(self) -> str:
         """Return the kind of knots (`plan.shapes`) of every number of a row, a letter each, by public ranges alone."""
-        return "".join(
-            "c" * rule.width if rule.range is None else kind_of_range(*rule.range) + "c" * rule.missing
-            for rule in self.rules
-        )
+        return "".join(_kinds_of(rule) for rule in self.rules)
 
     def encode(self, table: Any, where: str) -> Features:
         """Encode the rows of a pyarrow table.
@@ -95,6 +92,12 @@ class PartyColumns:
         rules = [_rule_from_dict(entry, faults) for entry in columns]
         faults.raise_any()
         return cls(party=party, rules=tuple(rule for rule in rules if rule is not None))
+
+
+def _kinds_of(rule: ColumnRule) -> str:
+    if rule.range is not None:
+        return kind_of_range(*rule.range) + "c" * rule.missing
+    return "c" * rule.width if rule.vocabulary is None else "b" + "w" * (rule.width - 1)
 
 
 def _rule_from_dict(entry: Any, faults: Faults) -> ColumnRule | None:

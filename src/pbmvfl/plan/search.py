@@ -161,7 +161,7 @@ def plan_for_budget(
     if kinds and (len(kinds) != num_parties or not all(part and not part.strip(KINDS) for part in kinds)):
         raise PlanError(
             f"kinds={list(kinds)} with num_parties={num_parties}; permitted: one text for each party, with one of the "
-            "letters c, u, v and g for each of its columns"
+            "letters c, u, v, g, b and w for each of its columns"
         )
     if num_parties is None or num_samples is None or num_classes is None:
         raise PlanError("give data, or num_parties, num_samples and num_classes")

@@ -53,9 +53,9 @@ def feature_shape(plan: Plan, shape: Sequence[int], *, index: int | None = None)
     width = feature_width(plan.features, math.prod(shape), plan.column_values)
     if plan.features is FeatureMap.SHAPES:
         shapes = _shapes_of(plan, index)
-        if len(shapes.columns) != math.prod(shape):
+        if shapes.num_columns != math.prod(shape):
             raise EncoderError(
-                f"party={index}: shapes={shapes} are of {len(shapes.columns)} columns, but its rows have "
+                f"party={index}: shapes={shapes} are of {shapes.num_columns} columns, but its rows have "
                 f"{math.prod(shape)}; plan for these columns"
             )
         width = shapes.width
@@ -138,21 +138,26 @@ def _shapes_of(plan: Plan, index: int | None) -> PartyShapes:
 
 def _shaped(rows_ND: npt.NDArray[np.float32], shapes: PartyShapes) -> npt.NDArray[np.float32]:
     """Map columns to their hats and products. Total: NaN counts as the lowest knot, values outside as an end."""
-    count, coarse, at = len(rows_ND), [], 0
+    count, coarse, column, at = len(rows_ND), [], 0, 0
     found = np.zeros((count, shapes.width), dtype=np.float32)
-    for column, (knots, few) in enumerate(zip(shapes.knots(), shapes.coarse_knots(), strict=True)):
+    for (_, size), knots, few, factors in zip(
+        shapes.columns, shapes.knots(), shapes.coarse_knots(), shapes.coarse, strict=True
+    ):
+        slots = slice(column, column + (1 if knots else max(1, size)))
+        hats_NH = found[:, at : at + max(1, size)]
         if knots:
-            _add_hats(rows_ND[:, column], np.array(knots, np.float32), found[:, at : at + len(knots)])
+            _add_hats(rows_ND[:, column], np.array(knots, np.float32), hats_NH)
         else:
-            found[:, at] = np.clip(rows_ND[:, column], -LARGEST_COLUMN, LARGEST_COLUMN)
+            np.clip(rows_ND[:, slots], -LARGEST_COLUMN, LARGEST_COLUMN, out=hats_NH)
+        if factors:
+            coarse.append(np.zeros((count, factors), dtype=np.float32) if few else hats_NH)
         if few:
-            coarse.append(np.zeros((count, len(few)), dtype=np.float32))
             _add_hats(rows_ND[:, column], np.array(few, np.float32), coarse[-1])
-        at += max(1, len(knots))
+        column, at = slots.stop, at + max(1, size)
     for left, right in combinations(coarse, 2):
         for hat in left.T:
-            np.multiply(hat[:, None], right, out=found[:, at : at + shapes.products])
-            at += shapes.products
+            np.multiply(hat[:, None], right, out=found[:, at : at + right.shape[1]])
+            at += right.shape[1]
     return found
 
 
