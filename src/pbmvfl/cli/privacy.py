@@ -213,9 +213,9 @@ def _name_of(rows: NamedSource | TableSource) -> str:
 
 
 def _spent_by_ledgers(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
+    from pbmvfl.ledger.database import file_name
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.ledger_folder import LABEL_HOLDER
-    from pbmvfl.ledger.owner import file_name
     from pbmvfl.ledger.spending import fixed_plan_epsilon
 
     found = []

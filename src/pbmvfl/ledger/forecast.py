@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._text import counted
 from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.session_terms import SessionTerms
@@ -203,11 +204,6 @@ def compared_by(entry: LedgerEntry) -> str:
     """Sessions with the same answer hold the same rows: all that train, and of those that do not, each list of rows."""
     trains = any(kind.split is Split.TRAIN for kind in entry.terms.schedule.kinds)
     return "" if trains else entry.test_ids
-
-
-def counted(number: int, name: str) -> str:
-    """1 run, 2,000 runs."""
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def session_words(entry: LedgerEntry) -> str:

@@ -31,8 +31,8 @@ from pbmvfl.cli.descriptions import describe_plan
 from pbmvfl.cli.options import AskedBudget
 from pbmvfl.cli.plan import make_plan, plan_to_dict
 from pbmvfl.errors import LedgerError, PbmvflError, PlanError, RunFolderError
+from pbmvfl.ledger.database import ENDING
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.owner import ENDING
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.privacy.table import UNITS_LEGEND, format_epsilon, privacy_table
