@@ -84,7 +84,7 @@ def attack(
         report = attack_data(data, plan=plan, seed=seed, say=say)
         shown = {"format": 1, "seed": seed, "dataset": data.name, **report.to_dict()}
         if out is not None:
-            from pbmvfl.report.evidence import ATTACK_FILE
+            from pbmvfl.report.facts import ATTACK_FILE
             from pbmvfl.report.plots import draw_attack
 
             _write(out, ATTACK_FILE, shown, mode)

@@ -68,7 +68,7 @@ def audit(
 
     from pbmvfl import __version__
     from pbmvfl.audit.audit import audit as run_audit
-    from pbmvfl.report.evidence import AUDIT_FILE
+    from pbmvfl.report.facts import AUDIT_FILE
 
     with _progress(Console(stderr=True, highlight=False), quiet=json_) as on_part:
         report = run_audit(subject, trials=trials, sessions=sessions, on_part=on_part)

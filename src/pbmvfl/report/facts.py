@@ -1,4 +1,4 @@
-"""Public facts of a run that a page may show, each selected by its name.
+"""Public facts of a run that a page may show, each selected by its name, and what attacks and audits left there.
 
 A run folder also names files of its owner, and a ledger has data about rows. A page shows only what is listed here;
 `tests/report/test_page.py` checks that nothing else appears.
@@ -6,17 +6,19 @@ A run folder also names files of its owner, and a ledger has data about rows. A 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._files import Kinds, checked_object, read_object
 from pbmvfl._text import counted
-from pbmvfl.errors import LedgerError
+from pbmvfl.errors import LedgerError, RunFolderError
 from pbmvfl.federation.predictions import Asked, read_asked
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource
@@ -28,8 +30,95 @@ from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
-from pbmvfl.report.evidence import GRID, ShownAttack, ShownAudit, read_attack, read_audit, read_picture
 from pbmvfl.wire.traffic import Traffic
+
+#: Files of the results, in a run folder or in the folder of --out.
+ATTACK_FILE, AUDIT_FILE = "attack.json", "audit.json"
+#: Picture of rows as attacks show them, beside the results.
+GRID = "attack-grid.png"
+_NUMBER = int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownScore:
+    """One score of an attack."""
+
+    attack: str
+    attacker: str
+    setting: str
+    measure: str
+    value: float
+    baseline: float
+    bound: float | None
+    bound_words: str
+    is_alarm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAttack:
+    """Scores of all attacks, and for pictures how often a row is found: numbers alone, no row."""
+
+    scores: tuple[ShownScore, ...] = ()
+    #: (releases, share found) points by setting, among so many candidates.
+    found: Mapping[str, list[tuple[float, float]]] = field(default_factory=dict)
+    candidates: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAudit:
+    """Verdict of an audit."""
+
+    sound: bool
+    tests: int
+    false_alarm_rate: float
+    alarms: list[str]
+
+
+def read_attack(folder: Path) -> ShownAttack:
+    """Return an attack's results; none if the folder has no such file.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    path = folder / ATTACK_FILE
+    if not path.is_file():
+        return ShownAttack()
+    written = read_object(path, {"scores": list}, RunFolderError)
+    kinds = dict.fromkeys(("attack", "attacker", "setting", "measure", "bound_words"), str)
+    types = {**kinds, "value": _NUMBER, "baseline": _NUMBER, "bound": _NUMBER | None, "is_alarm": bool}
+    scores = [checked_object(score, types, path, RunFolderError) for score in written["scores"]]
+    found: dict[str, Any] = {}
+    if "found" in written:
+        checked_object(written, {"found": dict, "candidates": int}, path, RunFolderError)
+        for name, points in checked_object(written["found"], {}, path, RunFolderError).items():
+            found[name] = [(float(x), float(y)) for x, y in points]
+    return ShownAttack(
+        scores=tuple(ShownScore(**{each.name: score[each.name] for each in fields(ShownScore)}) for score in scores),
+        found=found,
+        candidates=written.get("candidates", 1),
+    )
+
+
+def read_audit(folder: Path) -> ShownAudit | None:
+    """Return an audit's verdict, or None if the folder has none.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    path = folder / AUDIT_FILE
+    if not path.is_file():
+        return None
+    types: Kinds = {"sound": bool, "tests": int, "false_alarm_rate": _NUMBER, "alarms": list}
+    written = read_object(path, types, RunFolderError)
+    return ShownAudit(**{name: written[name] for name in types})
+
+
+def read_picture(path: Path) -> str | None:
+    """Return a PNG file as a data URI, or None if there is none."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else None
+
+
+# --- Facts of a run ---
 
 #: Keys of result.json that a page repeats. Omitted are the reason for which a ledger ended a run, whose text has the
 #: ledger's path, and the sessions, whose names could be used to look up rows in a party's ledger.
