@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pbmvfl.crypto.ring import Floats
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, register
-from pbmvfl.mechanisms.binomial_trials import Trials
+from pbmvfl.mechanisms.poisson_binomial import Trials
 from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, local_gaussian_variance
 
 if TYPE_CHECKING:
