@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import CheckpointError, PlanError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.printed_formulas import communication_bits
 from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
 from pbmvfl.research.reproduction.figures import spread
 from pbmvfl.research.reproduction.publish import Publisher
@@ -34,6 +33,7 @@ from pbmvfl.research.reproduction.tables import (
     agrees,
     as_csv,
     as_markdown,
+    communication_bits,
     coupled_epsilon,
     paper_epsilon,
     short_epsilon,
