@@ -20,7 +20,7 @@ from pbmvfl.report.epsilon_history import EpsilonPath, epsilon_paths
 from pbmvfl.report.facts import GRID
 
 if TYPE_CHECKING:
-    from pbmvfl.attacks.pictures import Pictures
+    from pbmvfl.attacks.digits import Pictures
     from pbmvfl.attacks.scores import Score
     from pbmvfl.attacks.suite import AttackReport
     from pbmvfl.federation.results import Result
