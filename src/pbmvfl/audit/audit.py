@@ -23,8 +23,8 @@ from pbmvfl.audit.constants import (
     SMALLEST_SESSIONS,
     TRIALS,
 )
-from pbmvfl.audit.evidence import Finding
 from pbmvfl.audit.games import EpsilonFinding
+from pbmvfl.audit.statistics import Finding
 from pbmvfl.audit.training import TrainingFinding
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError

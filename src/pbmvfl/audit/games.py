@@ -22,8 +22,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from pbmvfl.audit.constants import CONFIDENCE, DELTA
-from pbmvfl.audit.evidence import IntegerLaw
 from pbmvfl.audit.laws import sent_law, signed
+from pbmvfl.audit.statistics import IntegerLaw
 from pbmvfl.crypto.entropy import Entropy
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.laplace import PolyaLaplaceSharesRelease

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from pbmvfl.audit.constants import DEVIATIONS, LARGEST_DRAWS
-from pbmvfl.audit.evidence import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
+from pbmvfl.audit.statistics import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
 from pbmvfl.crypto import rounded_normal as noise
 from pbmvfl.crypto.entropy import Entropy
 from pbmvfl.mechanisms import Mechanism

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from pbmvfl.audit.evidence import Finding, certain, chi_square_test, count_test, uniform_tests
 from pbmvfl.audit.laws import sent_law
+from pbmvfl.audit.statistics import Finding, certain, chi_square_test, count_test, uniform_tests
 from pbmvfl.crypto.key_exchange import NONCE_BYTES, RUN_ID_BYTES, Identity, KeyExchange, Session, kind_key
 from pbmvfl.crypto.ring import Ring
 from pbmvfl.crypto.secure_sum import Masks

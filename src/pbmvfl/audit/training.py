@@ -35,9 +35,9 @@ from pbmvfl.audit.constants import (
     TRAINING_ROWS,
     TRAINING_STEPS,
 )
-from pbmvfl.audit.evidence import Finding, certain, normal_tests
 from pbmvfl.audit.games import at_most
 from pbmvfl.audit.sessions import Restarted, made_up_data
+from pbmvfl.audit.statistics import Finding, certain, normal_tests
 from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pbmvfl.audit.audit import Report, Subject
-    from pbmvfl.audit.evidence import Finding
+    from pbmvfl.audit.statistics import Finding
 
 #: Exit code if a law is not the charged one.
 ALARM = 5
