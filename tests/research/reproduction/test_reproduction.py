@@ -26,8 +26,8 @@ from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_va
 from pbmvfl.research.reproduction.figures import spread
 from pbmvfl.research.reproduction.publish import Publisher
 from pbmvfl.research.reproduction.records import Record, Records, epochs_to, mean_epochs_to
-from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import STUDIES, Cell, read_study, studies_folder
+from pbmvfl.research.reproduction.study_runner import StudyRunner
 from pbmvfl.research.reproduction.tables import (
     TableRow,
     agrees,

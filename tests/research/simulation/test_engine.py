@@ -29,9 +29,9 @@ from pbmvfl.mechanisms.simulated import (
 from pbmvfl.plan.plan import Plan
 from pbmvfl.research.reproduction import cuda
 from pbmvfl.research.simulation import Simulation, Target, graphed
+from pbmvfl.research.simulation.augmentation import crop_and_flip, cut, joined
 from pbmvfl.research.simulation.engine import noise_seed, noisy_sum
 from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
-from pbmvfl.research.simulation.pictures import crop_and_flip, cut, joined
 from pbmvfl.training.encoders import build_encoder
 from support import statistical
 

@@ -11,8 +11,8 @@ from pbmvfl._files import write_atomically
 from pbmvfl.research.reproduction.claims import FALSE_ALARM, Claim, score, study_claims
 from pbmvfl.research.reproduction.figures import draw_study
 from pbmvfl.research.reproduction.records import EPSILON_NOTE, Record
-from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import Cell
+from pbmvfl.research.reproduction.study_runner import StudyRunner
 from pbmvfl.research.reproduction.tables import (
     DELTA,
     as_csv,
