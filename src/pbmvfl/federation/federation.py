@@ -31,8 +31,8 @@ from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run import Run
