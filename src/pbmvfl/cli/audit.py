@@ -101,7 +101,7 @@ def _subject(source: str | None, plan_file: Path | None) -> Subject:
     if known.folder is not None:
         return Subject.of_plan(RunFolder.existing(known.folder).read_plan(), name=f"the plan of {known.folder.name}")
     if known.plan_file is not None:
-        return Subject.of_plan(Plan.from_dict(read_plan(known.plan_file)), name=f"the plan {known.plan_file.name}")
+        return Subject.of_plan(read_plan(known.plan_file), name=f"the plan {known.plan_file.name}")
     assert known.data is not None
     return Subject.of_plan(Plan.for_data(known.data), name=f"the usual plan for {source}")
 

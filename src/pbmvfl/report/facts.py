@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl._files import Kinds, checked_object, read_object
-from pbmvfl._text import counted
+from pbmvfl._text import counted, for_json
 from pbmvfl.errors import LedgerError, RunFolderError
 from pbmvfl.federation.predictions import Asked, read_asked
 from pbmvfl.federation.results import Result
@@ -187,36 +186,25 @@ class RunFacts:
             "date": self.date,
             "parties": list(self.parties),
             "delta": self.delta,
-            "result": _number(dict(self.written)),
+            "result": for_json(dict(self.written)),
             "privacy_by_rows": {rows or "all": table.to_dicts() for rows, table in self.tables},
-            "trained_on_and_predicted": _number(self.both),
-            "epsilon_over_rounds": [{**asdict(path), "points": _number(path.points)} for path in self.paths],
+            "trained_on_and_predicted": for_json(self.both),
+            "epsilon_over_rounds": [{**asdict(path), "points": for_json(path.points)} for path in self.paths],
             "limits": [
                 {
                     "books": list(path.ledgers),
-                    "limit": _number(asdict(path.limit)),
-                    "points": _number(path.points),
-                    "spent_now": _number(path.spent_now),
+                    "limit": for_json(asdict(path.limit)),
+                    "points": for_json(path.points),
+                    "spent_now": for_json(path.spent_now),
                 }
                 for path in self.limits
             ],
             "traffic_predicted": self.result.plan.traffic().to_dict(),
             "traffic_npq": self.npq.to_dict(),
-            "asked": [_number(asdict(each)) for each in self.asked],
-            **({"attacks": [_number(asdict(each)) for each in self.attack.scores]} if self.attack.scores else {}),
+            "asked": [for_json(asdict(each)) for each in self.asked],
+            **({"attacks": [for_json(asdict(each)) for each in self.attack.scores]} if self.attack.scores else {}),
             **({"audit": asdict(self.audit)} if self.audit else {}),
         }
-
-
-def _number(value: Any) -> Any:
-    """Replace non-finite numbers by strings at any depth, because JSON has none."""
-    if isinstance(value, dict):
-        return {name: _number(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_number(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
 
 
 def facts_of(
@@ -243,7 +231,7 @@ def facts_of(
     run, known = result.training_run, result.noise_is_seeded
     apart = splits_apart(run)
     with _opened_ledgers(source) as ledgers:
-        limits = limit_paths(ledgers, data_name(source), result.sessions)
+        limits = limit_paths(ledgers, source.rows.name, result.sessions)
         reads = bool(ledgers)
     both = None
     if apart and not known:
@@ -252,7 +240,7 @@ def facts_of(
     ended = datetime.fromtimestamp((folder.path / "result.json").stat().st_mtime, tz=UTC)
     return RunFacts(
         name=name,
-        data=data_name(source),
+        data=source.rows.name,
         date=f"{ended.day} {ended:%B %Y}",
         parties=_parties(source),
         result=result,
@@ -275,11 +263,6 @@ def facts_of(
         plan_words=tuple(plan_words),
         commands=tuple(commands(name, can_predict=folder.model.is_dir() and bool(result.plan.num_test_samples))),
     )
-
-
-def data_name(source: RunSource) -> str:
-    """Return the dataset's name in the ledgers, which is never a path."""
-    return source.rows.dataset if isinstance(source.rows, NamedSource) else source.rows.name
 
 
 def _parties(source: RunSource) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pbmvfl._files import read_object
+from pbmvfl._text import for_json
 from pbmvfl.cli.data_options import KnownData
 from pbmvfl.cli.descriptions import describe_plan
 from pbmvfl.cli.options import AskedBudget
@@ -219,7 +220,7 @@ def _shown(settings: Settings, planned: PlannedBudget) -> dict[str, Any]:
                 "unit": str(row.unit),
                 "from": "all parties" if row.unit is Unit.LABEL else str(row.adversary),
                 "epsilon": format_epsilon(row.epsilon),
-                "value": row.epsilon if math.isfinite(row.epsilon) else "inf",
+                "value": for_json(row.epsilon),
                 "right": math.ceil(50 + 50 * row.advantage_upper_bound - 1e-12),
                 "found": math.ceil(1000 * row.detection_upper_bound - 1e-9),
             }
