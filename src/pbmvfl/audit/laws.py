@@ -95,17 +95,16 @@ def trials_for(mechanism: Mechanism, trials: int) -> int:
     return max(trials, min(needed, LARGEST_DRAWS))
 
 
-def mechanism_tests(mechanism: Mechanism, entropy: Entropy, trials: int, *, name: str = "") -> Iterator[Finding]:
+def mechanism_tests(mechanism: Mechanism, entropy: Entropy, trials: int) -> Iterator[Finding]:
     """Draw each of VALUES by the mechanism, and hold the draws against the law of its event.
 
     Args:
         mechanism: The mechanism, with the numbers of a plan.
         entropy: Source of the noise, as a party has it.
         trials: Draws of each value, at least.
-        name: What the findings call it; its own description by default.
     """
     one = replace(mechanism, embedding_dim=1)
-    event, name = one.event, name or one.describe()
+    event, name = one.event, one.describe()
     count = trials_for(one, trials)
     towards_end = 0
     for value_name, value, taken in VALUES:
