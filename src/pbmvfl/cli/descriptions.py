@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,8 +12,8 @@ from pbmvfl.cli.tables import plain_table, print_notes, print_privacy_of_rows
 from pbmvfl.federation.results import EXACT, SIMULATED, Result
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.votes import VoteKind
-from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName, feature_width
-from pbmvfl.plan.local_search import dense_columns, label_note, learning_note
+from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName
+from pbmvfl.plan.local_search import dense_columns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import format_epsilon
@@ -168,31 +166,6 @@ def describe_widths(data: VerticalDataset) -> str:
 def _from_to(counts: list[int], name: str) -> str:
     least, most = min(counts), max(counts)
     return counted(most, name) if least == most else f"{least:,} to {counted(most, name)}"
-
-
-def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
-    """Return notes on what can be learned from drawn labels, and by local training of at most `columns` columns."""
-    found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]
-    return [note for note in (*found, _local_note(plan, columns, majority)) if note is not None]
-
-
-def _local_note(plan: Plan, columns: int | None, majority: float | None) -> str | None:
-    if plan.algorithm is not Algorithm.STAGED or not plan.noise_multiplier or columns is None:
-        return None
-    shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
-    width = feature_width(plan.features, columns, plan.column_values)
-    sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
-    return learning_note(shift=shift, width=width, majority=majority, **sizes)
-
-
-def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
-    """Return the notes of `learning_notes` for a dataset.
-
-    They use its column counts and the rate of its most frequent class, and are for the label holder alone.
-    """
-    columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
-    frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples
-    return learning_notes(plan, columns=columns, majority=frequent)
 
 
 def _released(release: Mechanism) -> str:

@@ -311,8 +311,9 @@ class _Shown:
         from rich.markup import escape
         from rich.table import Table
 
-        from pbmvfl.cli.descriptions import describe_plan, learning_notes
+        from pbmvfl.cli.descriptions import describe_plan
         from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+        from pbmvfl.federation.metrics_summary import learning_notes
         from pbmvfl.privacy.conversion import usual_delta
 
         table = Table(show_header=False, box=None, padding=(0, 2))

@@ -16,8 +16,6 @@ from pbmvfl.cli.descriptions import (
     describe_algorithm,
     describe_plan,
     describe_widths,
-    learning_notes,
-    learning_notes_for,
 )
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
@@ -32,6 +30,7 @@ from pbmvfl.cli.options import (
     say,
 )
 from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.federation.metrics_summary import learning_notes, learning_notes_for
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.local_search import USUAL_COLUMNS
 from pbmvfl.plan.plan import Plan

@@ -20,7 +20,7 @@ from rich.text import Text
 from pbmvfl._compiled import is_compiling
 from pbmvfl._files import not_written
 from pbmvfl._text import counted
-from pbmvfl.cli.descriptions import describe_plan, learning_notes_for, print_result
+from pbmvfl.cli.descriptions import describe_plan, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.cli.train import Prepared, RunOptions, uses_pictures
 from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start, room_for_notes
@@ -28,7 +28,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
-from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
+from pbmvfl.federation.metrics_summary import describe_classes, learning_notes_for, notes_on_classes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import TableSource

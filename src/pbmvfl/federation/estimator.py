@@ -41,11 +41,11 @@ from pbmvfl.federation.estimator_inputs import (
     table_of,
 )
 from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.metrics_summary import learning_notes_for
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import ReleaseOptions
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
-from pbmvfl.plan.groups import Algorithm, FusionName, feature_width
-from pbmvfl.plan.local_search import label_note, learning_note
+from pbmvfl.plan.groups import Algorithm, FusionName
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import usual_delta
@@ -154,7 +154,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         )
         delta = usual_delta(data.num_samples) if self.delta is None else self.delta
         self._check_prediction(plan, delta)
-        for note in _learning_notes(plan, data):
+        for note in learning_notes_for(plan, data):
             warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
         own_fusion = None if isinstance(self.fusion, str) else self.fusion
         result = Federation(plan).fit(data, ledger=self.ledger, fusion=own_fusion)
@@ -366,22 +366,3 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
                 f"dataset={self.dataset!r} is not permitted; give the owners' name of these people, a text without / "
                 "and \\ that neither begins nor ends with a blank, as in 'patients-2024'"
             ) from None
-
-
-def _learning_notes(plan: Plan, data: VerticalDataset) -> list[str]:
-    """Return warnings where noise, or drawn labels, leave little to be learned.
-
-    They depend on public sizes and on true labels, and are for the caller alone.
-    """
-    found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]
-    if plan.algorithm is Algorithm.STAGED:
-        columns = max(part.shape[1] for part in data.train_features)
-        noise = learning_note(
-            shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
-            num_samples=plan.num_samples,
-            num_classes=plan.num_classes,
-            width=feature_width(plan.features, columns, plan.column_values),
-            majority=float(np.bincount(data.train_labels).max()) / plan.num_samples,
-        )
-        found.append(noise)
-    return [note for note in found if note is not None]

@@ -7,7 +7,7 @@ nothing; what only the simulator sees is reported when the run is over.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._text import counted
-from pbmvfl.plan.groups import Activation, Algorithm, Evaluation, Loss
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.plan.groups import Activation, Algorithm, Evaluation, Loss, feature_width
+from pbmvfl.plan.local_search import dense_columns, label_note, learning_note
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.metrics import (
     ClassFigures,
@@ -132,6 +134,31 @@ def what_to_change(plan: Plan) -> str:
 
 
 # --- words ---
+
+
+def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
+    """Return notes on what can be learned from drawn labels, and by local training of at most `columns` columns."""
+    found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]
+    return [note for note in (*found, _local_note(plan, columns, majority)) if note is not None]
+
+
+def _local_note(plan: Plan, columns: int | None, majority: float | None) -> str | None:
+    if plan.algorithm is not Algorithm.STAGED or not plan.noise_multiplier or columns is None:
+        return None
+    shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
+    width = feature_width(plan.features, columns, plan.column_values)
+    sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
+    return learning_note(shift=shift, width=width, majority=majority, **sizes)
+
+
+def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
+    """Return the notes of `learning_notes` for a dataset.
+
+    They use its column counts and the rate of its most frequent class, and are for the label holder alone.
+    """
+    columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
+    frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples
+    return learning_notes(plan, columns=columns, majority=frequent)
 
 
 def notes_on_classes(classes: Sequence[ClassFigures]) -> list[str]:
