@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from pbmvfl.errors import CheckpointError, PlanError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
-from pbmvfl.research.reproduction.figures import spread
-from pbmvfl.research.reproduction.publish import Publisher
+from pbmvfl.research.reproduction.publish import Publisher, spread
 from pbmvfl.research.reproduction.records import Record, Records, epochs_to, mean_epochs_to
 from pbmvfl.research.reproduction.studies import STUDIES, Cell, read_study, studies_folder
 from pbmvfl.research.reproduction.study_runner import StudyRunner
