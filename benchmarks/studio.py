@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from pbmvfl.cli.studio.server import server_of, studio_app
+from pbmvfl.cli.studio.app import server_of, studio_app
 
 _RESULTS = Path(__file__).parent / "results" / "studio.json"
 _TOKEN = "benchmark"

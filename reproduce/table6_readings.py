@@ -17,8 +17,8 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import Cell, read_study
+from pbmvfl.research.reproduction.study_runner import StudyRunner
 from pbmvfl.research.simulation import Simulation
 from pbmvfl.research.simulation.engine import noisy_sum
 from pbmvfl.training.encoders import build_encoder

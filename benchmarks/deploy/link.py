@@ -31,8 +31,8 @@ from benchmarks.deploy.relay import FAR, HERE, Relay, enter_own_network
 from benchmarks.deploy.sites import LinkSites, Trains
 from benchmarks.measure import Row, alternate, seconds_per_call
 from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.federation.processes import Processes
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, deliver

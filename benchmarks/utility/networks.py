@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.privacy.correlated import Band, check_band
+from pbmvfl.privacy.noise_band import Band, check_band
 
 #: Rows whose gradients are in memory at a time, times weights.
 _CHUNK = 1 << 28

@@ -208,16 +208,17 @@ def checked_object(value: object, kinds: Kinds, path: Path, error: type[PbmvflEr
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object with a digest of all its values."""
-    return {**values, "sha256": _seal(values)}
+    return {**values, "sha256": seal(values)}
 
 
 def check_seal(value: Mapping[str, Any], path: Path, error: type[PbmvflError]) -> None:
     """Refuse an object that is not what `sealed` made."""
-    if value.get("sha256") != _seal(value):
+    if value.get("sha256") != seal(value):
         raise error(f"{path} is damaged: it is not what was written there; restore it from a copy, or make it anew")
 
 
-def _seal(values: Mapping[str, Any]) -> str:
+def seal(values: Mapping[str, Any]) -> str:
+    """Return a digest of all values but the digest itself."""
     said = {name: value for name, value in values.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -1,10 +1,12 @@
-"""Counts in words, nearby names, and short descriptions of objects for consoles and notebooks."""
+"""Counts in words, nearby names, numbers for JSON, and short descriptions of objects for notebooks."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 #: Longest `repr` of a public object.
 _LONGEST = 300
@@ -19,6 +21,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question with the known name that is nearest to `name`, or "" if none is near."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1)
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def for_json(value: Any) -> Any:
+    """Replace numbers that are not finite by "inf", "-inf" or "nan" at any depth, because JSON has none."""
+    if isinstance(value, dict):
+        return {name: for_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def short_repr(name: str, *parts: str) -> str:

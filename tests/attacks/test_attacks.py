@@ -9,14 +9,14 @@ import math
 import numpy as np
 import pytest
 
-import pbmvfl.attacks.tables as tables
 import pbmvfl.crypto.entropy
 import pbmvfl.ledger.ledger
 import pbmvfl.protocol.party
+from pbmvfl.attacks import columns
 from pbmvfl.attacks.decoders import decode
+from pbmvfl.attacks.digits import explained, found_rows, whole_pictures
 from pbmvfl.attacks.hole import game_result, hole_plan, play_joint, search_cell, show_hole, staged_game
-from pbmvfl.attacks.labels import clustered_labels, label_scores, solved_labels
-from pbmvfl.attacks.pictures import explained, found_rows, whole_pictures
+from pbmvfl.attacks.label_attacks import clustered_labels, label_scores, solved_labels
 from pbmvfl.attacks.replay import Cells
 from pbmvfl.attacks.scores import SERVER_ALONE, lower_end, most_right, share_right, upper_end
 from pbmvfl.attacks.staged import releases_bound, staged_votes, vote_pair_score
@@ -78,15 +78,15 @@ def _pbm(**choices: object) -> PoissonBinomial:
     return PoissonBinomial(**{**usual, **choices})  # type: ignore[arg-type]
 
 
-def toy_table(rows: int = 20_000) -> tables.TableAttack:
+def toy_table(rows: int = 20_000) -> columns.TableAttack:
     """One release of rows whose first party is at either end, and whose second is at one of them."""
     ends = np.where(np.arange(rows) % 2, 1.0, -1.0).astype(np.float32)
-    columns = (ends[:, None], np.ones((rows, 1), dtype=np.float32))
+    parts = (ends[:, None], np.ones((rows, 1), dtype=np.float32))
     data = VerticalDataset(
         name="toy",
         party_names=("a", "b"),
-        train_features=columns,
-        test_features=tuple(part[:0] for part in columns),
+        train_features=parts,
+        test_features=tuple(part[:0] for part in parts),
         train_labels=np.zeros(rows, dtype=np.int64),
         test_labels=np.zeros(0, dtype=np.int64),
         class_names=("x", "y"),
@@ -94,7 +94,7 @@ def toy_table(rows: int = 20_000) -> tables.TableAttack:
     )
     plan = Plan.for_data(data, num_trials=2, beta=0.25, embedding_dim=1, num_epochs=1, batch_size=rows)
     probes = Probes(row_C=np.arange(rows), other_C=(np.arange(rows) + 1) % rows)
-    embedding = np.stack(columns)
+    embedding = np.stack(parts)
     turn = SeenRound(
         rows=np.arange(rows),
         embedding_MBP=embedding,
@@ -104,7 +104,7 @@ def toy_table(rows: int = 20_000) -> tables.TableAttack:
         probe=np.arange(rows),
         probe_MCP=embedding[:, probes.other_C],
     )
-    return tables.TableAttack(
+    return columns.TableAttack(
         data=data,
         seen=Transcript(plan=plan, rounds=(turn,)),
         setting="toy",
@@ -130,7 +130,7 @@ def best_guess(p_0: list[float], p_1: list[float], trials: int) -> float:
 
 def test_the_likelihood_ratio_test_is_as_good_as_the_best_guess_and_not_better() -> None:
     """20,000 games: five standard errors, a false alarm in about two million runs."""
-    scores = {score.attacker: score for score in tables.pair_scores(toy_table()) if "cell" in score.attack}
+    scores = {score.attacker: score for score in columns.pair_scores(toy_table()) if "cell" in score.attack}
     expected = {"server": best_guess([0.75, 0.75], [0.25, 0.75], 2), "server + 1 party": best_guess([0.75], [0.25], 2)}
     for attacker, best in expected.items():
         assert abs(scores[attacker].value - best) < 5 * 0.5 / math.sqrt(20_000)
@@ -146,10 +146,10 @@ def test_the_likelihood_ratio_test_is_as_good_as_the_best_guess_and_not_better()
 
 def test_counts_with_too_little_noise_raise_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: parties draw with twice the beta that is charged."""
-    sound = tables.draw_counts
+    sound = columns.draw_counts
     louder = _pbm(beta=0.45)
-    monkeypatch.setattr(tables, "draw_counts", lambda _, *rest: sound(louder, *rest))
-    assert any(score.is_alarm for score in tables.pair_scores(toy_table()))
+    monkeypatch.setattr(columns, "draw_counts", lambda _, *rest: sound(louder, *rest))
+    assert any(score.is_alarm for score in columns.pair_scores(toy_table()))
 
 
 def test_everything_is_found_where_nothing_is_private() -> None:
@@ -159,12 +159,12 @@ def test_everything_is_found_where_nothing_is_private() -> None:
     # Steps are small: with so much noise large ones would only shake the networks.
     choices = {"embedding_dim": 8, "num_epochs": 4, "learning_rate": 1e-4, "num_trials": 1, "beta": 0.02}
     plan = small_plan(data, label_epsilon=None, **choices)
-    table = tables.attack_table(plan, data, setting="own", seed=0, games=200)
-    exact, own = tables.recovery_scores(table)
+    table = columns.attack_table(plan, data, setting="own", seed=0, games=200)
+    exact, own = columns.recovery_scores(table)
     assert exact.value > exact.baseline + 0.15
     assert exact.value > 0.75  # what is left are cells whose value no auxiliary row has
     assert own.value < own.baseline + 0.05  # a beta of .02 tells next to nothing
-    exact, own = tables.column_scores(table)
+    exact, own = columns.column_scores(table)
     assert exact.value > 0.9 > own.value
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pbmvfl.audit import laws, sessions, training
 from pbmvfl.audit.constants import LEVEL, TRIALS
-from pbmvfl.audit.evidence import Finding
+from pbmvfl.audit.statistics import Finding
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.crypto.ring import Ring
 from pbmvfl.mechanisms import PoissonBinomial

@@ -13,7 +13,7 @@ import pytest
 from pbmvfl.audit import audit as auditing
 from pbmvfl.audit.audit import Report, Subject
 from pbmvfl.audit.constants import FALSE_ALARM_RATE, LEVEL
-from pbmvfl.audit.evidence import certain
+from pbmvfl.audit.statistics import certain
 from pbmvfl.data import datasets
 from pbmvfl.errors import PlanError
 from pbmvfl.federation.run_folder import NamedSource, TableSource

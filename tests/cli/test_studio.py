@@ -21,8 +21,8 @@ from urllib.parse import urlencode
 import pytest
 from benchmarks.planner.page import studio_records
 
-from pbmvfl.cli.studio import server
-from pbmvfl.cli.studio.server import CONTROLS, Settings, estimate, read_settings, server_of, studio_app
+from pbmvfl.cli.studio import app as studio_module
+from pbmvfl.cli.studio.app import CONTROLS, Settings, estimate, read_settings, server_of, studio_app
 from support.browser import Browser, in_a_browser
 
 TOKEN = "a-token-of-the-test"
@@ -318,7 +318,7 @@ def test_the_address_has_a_token_of_its_own_and_only_this_machine_listens(run_ma
         del app
         seen.append(listener.getsockname())
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(studio_module, "serve", serve)
     tokens = set()
     for _ in range(2):
         code, out, _ = run_main("studio", "--no-browser")

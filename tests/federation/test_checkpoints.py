@@ -21,12 +21,12 @@ from pbmvfl._files import write_atomically
 from pbmvfl.crypto.key_exchange import Session
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, IdentityError, OutOfOrder, PbmvflError, RunFolderError
-from pbmvfl.federation import processes
+from pbmvfl.federation import party_processes
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.epoch_history import HistoryLog
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
 from pbmvfl.federation.in_process import InProcess
-from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import Party
@@ -95,7 +95,7 @@ def listen(monkeypatch: pytest.MonkeyPatch, kind: type[InProcess] | type[Process
             heard.extend(part.tobytes() for part in found)
             return found
 
-    child_kind = processes._Child
+    child_kind = party_processes._Child
     answer = child_kind.answer
 
     def piped(child: Any, deadline: float | None) -> bytes | None:
@@ -144,7 +144,7 @@ def test_a_transport_has_no_door_for_weights(kind):
     assert public == {"exchange", "close", "exact_embeddings", "owner_error", "public_starts"}
     assert not {"state", "load_state"} & set(dir(Party))
     commands = {"MESSAGE", "EMBEDDINGS", "LAST_ERROR", "PUBLIC_START", "STOP"}
-    assert {command.name for command in processes._Command} == commands
+    assert {command.name for command in party_processes._Command} == commands
 
 
 @pytest.mark.parametrize("where", [Parties.IN_PROCESS, pytest.param(Parties.PROCESSES, marks=pytest.mark.slow)])

@@ -250,7 +250,8 @@ def test_a_log_in_the_run_s_own_folder_survives_its_checkpoints(tmp_path: Path) 
 def test_a_log_where_an_earlier_version_kept_it_is_read_and_written_to_the_new_place(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     opened(checkpoints, until=8).close()
-    log = ReleaseLog(tmp_path, moved_from=checkpoints, checkpointed_rounds=8)
+    log = ReleaseLog(tmp_path, moved_from=checkpoints)
+    log.must_cover(8)
     log.open("cd", first_round=8, until=12, noise_is_seeded=False)
     log.close()
     assert [record["session"] for record in json.loads((tmp_path / "sessions.json").read_text())] == ["ab", "cd"]
@@ -262,10 +263,12 @@ def test_a_log_where_an_earlier_version_kept_it_is_read_and_written_to_the_new_p
 
 @pytest.mark.parametrize("rounds", [0, 9])
 def test_a_checkpoint_that_the_log_does_not_cover_is_refused(rounds: int, tmp_path: Path) -> None:
+    log = ReleaseLog(tmp_path)
     with pytest.raises(
         CheckpointError, match=rf"sessions\.json counts releases of 0 rounds, the checkpoint has {rounds}"
     ):
-        ReleaseLog(tmp_path, checkpointed_rounds=rounds)
+        log.must_cover(rounds)
+    log.close()
     log = opened(tmp_path, until=8)
     log.must_cover(8)
     with pytest.raises(CheckpointError, match="counts releases of 8 rounds, the checkpoint has 9"):

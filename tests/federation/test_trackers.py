@@ -12,8 +12,7 @@ import pytest
 
 import pbmvfl
 from pbmvfl.errors import PbmvflError
-from pbmvfl.federation.callbacks import Callback
-from pbmvfl.federation.trackers import MLflowTracker, TensorBoardTracker, Tracker
+from pbmvfl.federation.trackers import Callback, MLflowTracker, TensorBoardTracker, Tracker
 from pbmvfl.ledger.spending import fixed_plan_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from support.cohorts import small_data

@@ -19,8 +19,8 @@ from pbmvfl.errors import PolicyError
 from pbmvfl.federation import in_process
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.federation.processes import Processes
 from pbmvfl.plan.policy import Policy
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
@@ -198,7 +198,7 @@ def test_a_program_that_no_process_can_be_started_from_is_told_so(data, make_pla
 from support.cohorts import small_data
 from pbmvfl.federation.federation import Federation
 from pbmvfl.plan.plan import Plan
-from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.party_processes import Processes
 plan = Plan.from_json(open("plan.json").read())
 Processes(Federation(plan).party_setups(small_data(), None, None, 1))
 """

@@ -26,7 +26,7 @@ from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy import events, printed_formulas
+from pbmvfl.privacy import events
 from pbmvfl.privacy.renyi import cell_rdp
 from support.ledger_books import charge, on_disk, opening
 
@@ -261,8 +261,6 @@ def test_plans_that_mean_something_else_later_cannot_price_the_book_anew(read_on
         monkeypatch.setattr(mechanism, "event", property(gone))
     monkeypatch.setattr(MECHANISMS, "_entries", {})
     monkeypatch.setattr(events, "local_gaussian_variance", gone)
-    monkeypatch.setattr(events, "ldp_variance", gone)
-    monkeypatch.setattr(printed_formulas, "ldp_variance", gone)
     book = Ledger(path, read_only=read_only)
     assert_says_the_same(book, whole=read_only)
     book.close()

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation.federation import Federation
+from pbmvfl.ledger.database import file_name
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import ledger_file_of
-from pbmvfl.ledger.owner import file_name
 from pbmvfl.ledger.row_identity import row_digests, shared_rows
 from support.ledger_books import NAME, charge_all, opening, small_plan
 

@@ -17,7 +17,7 @@ import pytest
 from pbmvfl import Federation, Ledger, Limit, ReleaseOptions, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError
-from pbmvfl.ledger.owner import file_name
+from pbmvfl.ledger.database import file_name
 from support.limited_people import NAME, WHO, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 
 REFUSED = r"has no ledger of party=.* has a limit.*let its owner add it with a limit E: `pbmvfl ledger limit "

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
-from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, binomial_trials
+from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial
+from pbmvfl.mechanisms.poisson_binomial import TILE, count_successes
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import LocalGaussianRelease, PoissonBinomialRelease, local_gaussian_variance
 from pbmvfl.research.simulation.engine import noisy_sum
@@ -56,8 +57,8 @@ def program_probabilities(values: list[float], beta: float, bound: float) -> lis
     beta_16 = math.floor(Fraction(beta) * 65536)
     counts = np.zeros(len(values), dtype=np.uint16)
     words = np.repeat(np.arange(65536, dtype=np.uint16), len(values))
-    assert len(values) <= binomial_trials.TILE
-    binomial_trials.count_successes(x, np.float32(beta_16 / bound), beta_16, 65536, words, counts)
+    assert len(values) <= TILE
+    count_successes(x, np.float32(beta_16 / bound), beta_16, 65536, words, counts)
     return counts.tolist()
 
 
@@ -155,7 +156,7 @@ def test_the_kernel_equals_plain_python_bit_for_bit(size, num_trials, beta, boun
     beta_16 = math.floor(Fraction(beta) * 65536)
     scale = np.float32(beta_16 / bound)
     counts = np.full(size, 9, dtype=np.uint16)
-    binomial_trials.count_successes(values, scale, beta_16, num_trials, words, counts)
+    count_successes(values, scale, beta_16, num_trials, words, counts)
     assert counts.tolist() == slow_counts(values.tolist(), float(scale), beta_16, num_trials, words.tolist())
 
 

@@ -10,8 +10,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from pbmvfl.plan.choices import PlanChoices, PlanOptions
-from pbmvfl.plan.flat_names import PREDICTION_PREFIX, plan_settings
+from pbmvfl.plan.flat_names import PREDICTION_PREFIX, PlanChoices, PlanOptions, plan_settings
 from pbmvfl.plan.groups import Sizes
 from pbmvfl.plan.plan import Plan
 
@@ -21,7 +20,7 @@ HINTS = get_type_hints(PlanChoices)
 def test_the_typed_names_are_the_registered_ones():
     """In a process of its own: other tests register mechanisms with numbers that no type knows."""
     code = """
-from pbmvfl.plan.choices import PlanChoices
+from pbmvfl.plan.flat_names import PlanChoices
 from pbmvfl.plan.flat_names import known_names
 print(sorted(known_names() ^ set(PlanChoices.__annotations__)))
 """

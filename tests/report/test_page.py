@@ -24,7 +24,7 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Axis, Series, line_chart
-from pbmvfl.report.evidence import AUDIT_FILE, GRID
+from pbmvfl.report.facts import AUDIT_FILE, GRID
 from pbmvfl.report.page import LARGEST_BYTES
 from support.browser import Browser, in_a_browser
 from support.command_line import run_command

@@ -20,11 +20,11 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
-from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.results import Result
+from pbmvfl.ledger.database import file_name
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.ledger.owner import file_name
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import rdp_curve

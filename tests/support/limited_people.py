@@ -14,7 +14,7 @@ import pyarrow.csv
 import pbmvfl
 from pbmvfl import FederatedModel, Federation, Ledger, Limit
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.ledger.owner import file_name
+from pbmvfl.ledger.database import file_name
 from support.local_plans import voting_plan
 
 NAME = "people"

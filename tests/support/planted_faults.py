@@ -47,7 +47,7 @@ def no_clamp(patch: pytest.MonkeyPatch) -> None:
         thresholds = np.clip(np.floor(shift + 32768.5), 0, 65535)
         counts[:] = (random.reshape(trials, -1) < thresholds).sum(axis=0)
 
-    patch.setattr("pbmvfl.mechanisms.binomial_trials.count_successes", count)
+    patch.setattr("pbmvfl.mechanisms.poisson_binomial.count_successes", count)
 
 
 class WithoutTopResidue:

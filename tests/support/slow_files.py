@@ -18,7 +18,7 @@ SLOW_FILES = (
     "deploy/job/*.py",
     "deploy/site/test_supervision.py",
     "deploy/alignment/test_runner.py",
-    "federation/test_processes.py",
+    "federation/test_party_processes.py",
     "federation/test_transports.py",
     "cli/test_studio.py",
     "cli/test_privacy.py",

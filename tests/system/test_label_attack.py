@@ -1,8 +1,8 @@
 """A curious party reads labels off the gradients that it receives: what it gets with and without a label epsilon.
 
 The attacker knows the head's weights in every round, which is more than a party sees, and solves for the gradient at
-the scores (`pbmvfl.attacks.labels`): its one negative entry is the label that the server used. Against drawn labels it
-is right as often as the draw is, and the theorem permits no more: with equally likely classes
+the scores (`pbmvfl.attacks.label_attacks`): its one negative entry is the label that the server used. Against drawn
+labels it is right as often as the draw is, and the theorem permits no more: with equally likely classes
 e^epsilon / (e^epsilon + K - 1).
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from pbmvfl.attacks.labels import solved_labels
+from pbmvfl.attacks.label_attacks import solved_labels
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Schedule

@@ -47,7 +47,7 @@ from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.ledger import ledger_folder
-from pbmvfl.ledger.owner import file_name
+from pbmvfl.ledger.database import file_name
 from pbmvfl.ledger.store import LedgerStore
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.units import Accounting, Unit

@@ -14,7 +14,7 @@ from benchmarks.utility.networks import Estimates, Moments, Setting, build, clip
 from torch import nn
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.correlated import Band
+from pbmvfl.privacy.noise_band import Band
 from pbmvfl.training.fixed_point_grid import Grid
 from pbmvfl.training.per_row_gradients import AnyRows, weights_of
 

@@ -23,12 +23,11 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import JOINT, PREDICTION
 from pbmvfl.plan.schedule import Order, Phase, Schedule
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.correlated import COEFFICIENT_BITS, LARGEST_BAND, Band
+from pbmvfl.privacy.noise_band import COEFFICIENT_BITS, LARGEST_BAND, Band
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.training.correlated import BandMemory, Correlated
 from pbmvfl.training.encoders import build_encoder
 from pbmvfl.training.fixed_point_grid import Grid
-from pbmvfl.training.noisy import Noisy
+from pbmvfl.training.noisy import BandMemory, Correlated, Noisy
 from pbmvfl.training.updates import update_for
 from support import statistical
 from support.cohorts import small_data

@@ -24,7 +24,7 @@ import torch
 from pbmvfl.attacks.likelihood import MadeUpEntropy, draw_counts, probabilities
 from pbmvfl.attacks.replay import Cells, StackedNetworks, equal_columns, moments, normal_log, random_cells, replay
 from pbmvfl.attacks.scores import ALARM_RATE, lower_end, upper_end
-from pbmvfl.attacks.transcripts import Array, OnProgress, transcript
+from pbmvfl.attacks.transcripts import Array, transcript
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
@@ -41,6 +41,10 @@ from pbmvfl.training.per_row_gradients import rows_of, weights_of
 
 #: Confidence of the lower bounds that are reported.
 _RATE = 0.05
+#: Trainings that the best cells are tried on.
+_TRIALS = 2
+#: Games of the command against joint and against staged training, and the delta of every epsilon.
+_GAMES, _STAGED_GAMES, _DELTA = 200, 40, 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +144,7 @@ def game_result(name: str, ratio_G: Array, coin_G: Array, bound: EpsilonBound) -
 # --- joint training ---
 
 
-def search_cell(
-    plan: Plan,
-    data: VerticalDataset,
-    *,
-    seed: int,
-    candidates: int = 160,
-    trials: int = 2,
-    progress: OnProgress | None = None,
-) -> Cells:
+def search_cell(plan: Plan, data: VerticalDataset, *, seed: int, candidates: int = 160) -> Cells:
     """Return the one cell, with its other value, of which other rows' releases tell most, on noise of its own.
 
     Candidates are in the first rounds, after which most releases follow.
@@ -158,32 +154,22 @@ def search_cell(
         data: The rows.
         seed: Of the noise and of the candidates.
         candidates: How many cells are tried.
-        trials: Trainings that the best of them are tried on.
-        progress: Called with (done, all) trainings.
     """
     random = np.random.default_rng(seed)
     early = np.concatenate([plan.schedule[number].rows for number in range(min(6, len(plan.schedule)))])
     cells = random_cells(data, candidates, random, rows=early)
     total = np.zeros(candidates)
-    for trial in range(trials):
+    for trial in range(_TRIALS):
         found = replay(transcript(plan, data, seed=seed + 1000 + trial), data, cells).squared_distance
         # A pair that is far apart on one noise may be near on another: what counts is the typical distance.
         total = total + np.sqrt(found)
         best = np.argsort(-total)[: max(1, len(total) // 4)]
         cells, total = cells[best], total[best]
-        if progress is not None:
-            progress(trial + 1, trials)
     return cells[np.arange(1)]
 
 
 def play_joint(
-    plan: Plan,
-    data: VerticalDataset,
-    cell: Cells,
-    *,
-    games: int,
-    seed: int,
-    progress: OnProgress | None = None,
+    plan: Plan, data: VerticalDataset, cell: Cells, *, games: int, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64], float]:
     """Play whole joint trainings side by side.
 
@@ -193,7 +179,6 @@ def play_joint(
         cell: One cell, whose other value is value 1.
         games: How many trainings.
         seed: Of coins and noise.
-        progress: Called with (done, all) rounds.
 
     Returns:
         Log likelihood ratios of value 1 against 0 by own and by all releases, the coins, and the training accuracy.
@@ -216,8 +201,7 @@ def play_joint(
     ratio_2G = np.zeros((2, games))
     labels = torch.from_numpy(data.train_labels)
     right = seen = 0
-    for number in range(len(plan.schedule)):
-        turn = plan.schedule[number]
+    for turn in plan.schedule:
         if turn.kind != JOINT:
             continue
         batch_GMBD = features_MND[:, torch.from_numpy(turn.rows.copy())].expand(games, -1, -1, -1)
@@ -256,8 +240,6 @@ def play_joint(
             moved = kept.mul_(plan.momentum).add_(step) if plan.momentum else step
             value.add_(moved, alpha=-plan.learning_rate)
         networks.step(gradient_GBP.repeat_interleave(count + 1, dim=0))
-        if progress is not None:
-            progress(number + 1, len(plan.schedule))
     # Ratios above are of the true value against the other one: turn them into those of value 1 against value 0.
     own_G, all_G = np.where(coin_G == 1, ratio_2G, -ratio_2G)
     return own_G, all_G, coin_G, right / max(1, seen)
@@ -267,13 +249,7 @@ def play_joint(
 
 
 def staged_game(
-    plan: Plan,
-    data: VerticalDataset,
-    cell: Cells,
-    *,
-    games: int,
-    seed: int,
-    progress: OnProgress | None = None,
+    plan: Plan, data: VerticalDataset, cell: Cells, *, games: int, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Play local trainings with noisy steps, and give the attacker every noisy sum of gradients.
 
@@ -286,7 +262,6 @@ def staged_game(
         cell: One cell, whose other value is value 1.
         games: How many trainings.
         seed: Of the coins and of the noise, which the party's own sampler makes from made-up bytes.
-        progress: Called with (done, all) games.
 
     Returns:
         Log likelihood ratios of value 1 against value 0, and the coins.
@@ -312,8 +287,6 @@ def staged_game(
         ratio_G[game] = _staged_ratio(
             plan, rows_ND, values_2D, row, int(coin_G[game]), torch.from_numpy(labels), party, shape, entropy
         )
-        if progress is not None:
-            progress(game + 1, games)
     return ratio_G, coin_G
 
 
@@ -348,8 +321,7 @@ def _staged_ratio(
         return gradients.clipped_sum(mean_loss_slope(scores, of, plan.loss, rows=1, kept=plan.label_kept))
 
     ratio = 0.0
-    for number in range(len(plan.schedule)):
-        turn = plan.schedule[number]
+    for turn in plan.schedule:
         if not turn.kind.trains:
             continue
         others = torch.from_numpy(turn.rows[turn.rows != row])
@@ -390,41 +362,27 @@ def hole_plan(data: VerticalDataset) -> Plan:
     )
 
 
-def show_hole(
-    data: VerticalDataset,
-    *,
-    plan: Plan | None = None,
-    staged: Plan | None = None,
-    games: int = 200,
-    staged_games: int = 40,
-    seed: int = 0,
-    delta: float = 1e-5,
-    say: Callable[[str], None] = lambda _: None,
-) -> HoleResult:
+def show_hole(data: VerticalDataset, *, seed: int = 0, say: Callable[[str], None] = lambda _: None) -> HoleResult:
     """Search a cell, play the game against the paper's training, and play it against staged training.
+
+    The joint plan is `hole_plan`, the staged one that of `Plan.for_budget` with the epsilon that the paper would count.
 
     Args:
         data: The rows.
-        plan: Joint plan; None: `hole_plan`.
-        staged: Plan with local rounds; None: that of `Plan.for_budget` with the epsilon that the paper would count.
-        games: Games against the joint plan.
-        staged_games: Games against the staged plan.
         seed: Of the attacker's choices and of simulated noise.
-        delta: Of every epsilon.
         say: Called with what is done next.
     """
     equal_columns(data)
-    plan = hole_plan(data) if plan is None else plan
-    paper = epsilon_bound(plan.training_run(), Unit.CELL, Accounting.PAPER, delta=delta)
+    plan = hole_plan(data)
+    paper = epsilon_bound(plan.training_run(), Unit.CELL, Accounting.PAPER, delta=_DELTA)
     say("searching a cell of which other rows' releases tell most")
     cell = search_cell(plan, data, seed=seed)
-    say(f"playing {games} whole trainings with one of two values in that cell")
-    own_G, all_G, coin_G, accuracy = play_joint(plan, data, cell, games=games, seed=seed + 1)
-    if staged is None:
-        staged = Plan.for_budget(epsilon=paper.epsilon, delta=delta, data=data)
-    bound = epsilon_bound(staged.training_run().of_split("train"), Unit.CELL, Accounting.STRICT, delta=delta)
-    say(f"playing {staged_games} staged trainings with the same two values")
-    ratio_G, staged_coin_G = staged_game(staged, data, cell, games=staged_games, seed=seed + 2)
+    say(f"playing {_GAMES} whole trainings with one of two values in that cell")
+    own_G, all_G, coin_G, accuracy = play_joint(plan, data, cell, games=_GAMES, seed=seed + 1)
+    staged = Plan.for_budget(epsilon=paper.epsilon, delta=_DELTA, data=data)
+    bound = epsilon_bound(staged.training_run().of_split("train"), Unit.CELL, Accounting.STRICT, delta=_DELTA)
+    say(f"playing {_STAGED_GAMES} staged trainings with the same two values")
+    ratio_G, staged_coin_G = staged_game(staged, data, cell, games=_STAGED_GAMES, seed=seed + 2)
     return HoleResult(
         own=game_result("own releases", own_G, coin_G, paper),
         all=game_result("all releases, replayed", all_G, coin_G, paper),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.attacks.likelihood import counts_of, probabilities
-from pbmvfl.attacks.transcripts import Array, OnProgress, SeenRound, Transcript
+from pbmvfl.attacks.transcripts import Array, SeenRound, Transcript
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
@@ -158,14 +158,13 @@ class Evidence:
     squared_distance: npt.NDArray[np.float64]
 
 
-def replay(seen: Transcript, data: VerticalDataset, cells: Cells, *, progress: OnProgress | None = None) -> Evidence:
+def replay(seen: Transcript, data: VerticalDataset, cells: Cells) -> Evidence:
     """Replay one training for each cell's other value.
 
     Args:
         seen: The training with the true values.
         data: The true values, which the attacker knows but for the cell.
         cells: Cells, each with another value; parties must have equally many columns.
-        progress: Called with (done, all) rounds.
 
     Raises:
         PlanError: The plan's networks or steps are of another kind.
@@ -176,7 +175,7 @@ def replay(seen: Transcript, data: VerticalDataset, cells: Cells, *, progress: O
     features_MND = torch.from_numpy(np.stack(data.train_features).astype(np.float32))
     party_C, value_CD = torch.from_numpy(cells.party_C), torch.from_numpy(cells.value_CD)
     found = np.zeros((3, len(cells.row_C)))
-    for number, turn in enumerate(seen.rounds, 1):
+    for turn in seen.rounds:
         batch_CBD = features_MND[:, torch.from_numpy(turn.rows.copy())][party_C]
         is_cell_CB = turn.rows[None] == cells.row_C[:, None]
         at_c, at_b = np.nonzero(is_cell_CB)
@@ -187,8 +186,6 @@ def replay(seen: Transcript, data: VerticalDataset, cells: Cells, *, progress: O
         found[1] += ratio_CB.sum(1)
         found[2] += distance_C
         networks.step(torch.from_numpy(turn.gradient_BP).expand(len(cells.row_C), -1, -1))
-        if progress is not None:
-            progress(number, len(seen.rounds))
     return Evidence(own=found[0], all=found[1], squared_distance=found[2])
 
 

@@ -8,7 +8,6 @@ intervals are the usual 95% ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,8 +17,6 @@ import numpy.typing as npt
 from pbmvfl.privacy.accounting import EpsilonBound
 from pbmvfl.privacy.units import Adversary
 
-#: Confidence of printed intervals.
-CONFIDENCE = 0.95
 #: Probability that a sound program raises one given alarm.
 ALARM_RATE = 1e-6
 #: Exit code of a command that raised an alarm.
@@ -185,8 +182,3 @@ def most_right(bound: EpsilonBound, prior: float) -> float:
     by_advantage = prior + bound.advantage_upper_bound * (1 - prior)
     by_epsilon = math.exp(min(bound.epsilon, 700.0)) * prior + bound.delta
     return min(1.0, by_advantage, by_epsilon)
-
-
-def alarms(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Return the scores that are surely above their bound."""
-    return tuple(score for score in scores if score.is_alarm)

@@ -34,6 +34,10 @@ from pbmvfl.training.preparation import preparation_for
 from pbmvfl.training.updates import update_for
 
 Array = npt.NDArray[Any]
+#: Delta of every epsilon here.
+_DELTA = 1e-5
+#: Pairs of values in the test of a predicted cell.
+_GAMES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,42 +126,40 @@ def _votes_of(
     return tuple(vote(update.embed(part.contiguous(), for_training=False)) for part in (prepared, later))  # type: ignore[return-value]
 
 
-def releases_bound(event: ReleaseEvent, unit: Unit, *, releases: int = 1, delta: float = 1e-5) -> EpsilonBound:
+def releases_bound(event: ReleaseEvent, unit: Unit, *, releases: int = 1) -> EpsilonBound:
     """Return the bound of a row of which so many releases are seen, and nothing else.
 
     Args:
         event: The release of one row.
         unit: What is protected.
         releases: How often it is released.
-        delta: Of the epsilon.
     """
     activity = Activity(
         split="test", release=event, update=None, row_releases=releases, row_updates=0, total_releases=releases
     )
     run = TrainingRun(activities=(activity,), num_parties=event.num_parties)
-    return epsilon_bound(run, unit, Accounting.STRICT, SERVER_ALONE.adversary, delta=delta)
+    return epsilon_bound(run, unit, Accounting.STRICT, SERVER_ALONE.adversary, delta=_DELTA)
 
 
-def vote_pair_score(votes: StagedVotes, *, setting: str, seed: int, games: int = 2000) -> Score | None:
+def vote_pair_score(votes: StagedVotes, *, setting: str, seed: int) -> Score | None:
     """Score the likelihood-ratio test of a predicted cell, networks known; None for votes that are no symbols.
 
     Args:
         votes: The federation's votes.
         setting: Name of the setting.
         seed: Of pairs and noise.
-        games: How many.
     """
     mechanism = votes.mechanism
     if not isinstance(mechanism, RandomisedSymbols) or not votes.test_MNW.shape[1]:
         return None
     random = np.random.default_rng(seed)
     parties, rows, _ = votes.test_MNW.shape
-    party, row, other = (random.integers(high, size=games) for high in (parties, rows, rows))
+    party, row, other = (random.integers(high, size=_GAMES) for high in (parties, rows, rows))
     true_CW, other_CW = votes.test_MNW[party, row], votes.test_MNW[party, other]
     sent_CW = votes.sent(true_CW, seed + 1).astype(np.int64)
     # The own symbol is likelier than any other, and all others are alike: the test counts agreements.
     agree = [(sent_CW == mechanism.bins(each)).sum(1) for each in (true_CW, other_CW)]
-    right = np.where(agree[0] == agree[1], random.random(games) < 0.5, agree[0] > agree[1])
+    right = np.where(agree[0] == agree[1], random.random(_GAMES) < 0.5, agree[0] > agree[1])
     bound = releases_bound(mechanism.event, Unit.CELL)
     return share_right(
         right,

@@ -8,12 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from pbmvfl.attacks.columns import (
+    attack_table,
+    column_scores,
+    columns_right,
+    indicators,
+    pair_scores,
+    recovery_scores,
+    replay_score,
+)
 from pbmvfl.attacks.decoders import decode
-from pbmvfl.attacks.labels import label_scores
-from pbmvfl.attacks.pictures import Pictures, PictureSetting, attack_pictures, picture_plan, staged_settings
-from pbmvfl.attacks.scores import SERVER_ALONE, Score, alarms, share_right
+from pbmvfl.attacks.digits import Pictures, PictureSetting, attack_pictures, picture_plan, staged_settings
+from pbmvfl.attacks.label_attacks import label_scores
+from pbmvfl.attacks.scores import SERVER_ALONE, Score, share_right
 from pbmvfl.attacks.staged import StagedVotes, staged_votes, vote_pair_score
-from pbmvfl.attacks.tables import attack_table, column_scores, columns_right, pair_scores, recovery_scores, replay_score
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
@@ -39,7 +47,7 @@ class AttackReport:
     @property
     def is_alarm(self) -> bool:
         """True if a score is surely above its bound."""
-        return bool(alarms(self.scores))
+        return any(score.is_alarm for score in self.scores)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; pixels in whole percent."""
@@ -150,11 +158,10 @@ def _staged_scores(plan: Plan, data: VerticalDataset, *, seed: int) -> list[Scor
 def _predicted_columns(votes: StagedVotes, data: VerticalDataset, name: str, *, seed: int) -> Score | None:
     """Score the columns of predicted rows by a decoder of their votes, without labels."""
     whole, test = (np.concatenate(parts, axis=1) for parts in (data.train_features, data.test_features))
-    few = [d for d in range(whole.shape[1]) if len(np.unique(whole[:, d])) <= 8]
-    if len(few) < whole.shape[1]:
+    values = [np.unique(column) for column in whole.T]
+    if max(map(len, values)) > 8:
         return None
-    values = [np.unique(whole[:, d]) for d in few]
-    target = np.concatenate([whole[:, d, None] == v for d, v in zip(few, values, strict=True)], axis=1).astype(float)
+    target = indicators(whole, values)
     auxiliary = np.random.default_rng(seed).permutation(len(whole))[: len(whole) // 2]
     known = votes.features(votes.sent(votes.train_MNW[:, auxiliary], seed))
     seen = votes.features(votes.sent(votes.test_MNW, seed + 1))

@@ -8,7 +8,7 @@ Shape suffixes: E epochs, N rows, M parties, B rows of a round, P embedding_dim,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,6 @@ from pbmvfl.training.optimizer import Trainer
 from pbmvfl.training.updates import Plain
 
 Array = npt.NDArray[Any]
-#: Called with (done, all) rounds.
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,19 +169,7 @@ class Transcript:
 
 
 def transcript(
-    plan: Plan,
-    data: VerticalDataset,
-    *,
-    seed: int,
-    labels: Array | None = None,
-    probes: Probes = _NO_PROBES,
-    progress: OnProgress | None = None,
+    plan: Plan, data: VerticalDataset, *, seed: int, labels: Array | None = None, probes: Probes = _NO_PROBES
 ) -> Transcript:
     """Return all rounds of a training, as `joint_rounds` yields them."""
-    total = plan.schedule.num_rounds(JOINT)
-    rounds = []
-    for number, turn in enumerate(joint_rounds(plan, data, seed=seed, labels=labels, probes=probes), 1):
-        rounds.append(turn)
-        if progress is not None:
-            progress(number, total)
-    return Transcript(plan=plan, rounds=tuple(rounds))
+    return Transcript(plan=plan, rounds=tuple(joint_rounds(plan, data, seed=seed, labels=labels, probes=probes)))

@@ -5,12 +5,12 @@ Nothing here reads a row, opens a ledger or charges anything: what is drawn is d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pbmvfl._text import for_json
 from pbmvfl.audit import games, laws, sessions, training
 from pbmvfl.audit.constants import (
     FALSE_ALARM_RATE,
@@ -23,8 +23,8 @@ from pbmvfl.audit.constants import (
     SMALLEST_SESSIONS,
     TRIALS,
 )
-from pbmvfl.audit.evidence import Finding
 from pbmvfl.audit.games import EpsilonFinding
+from pbmvfl.audit.statistics import Finding
 from pbmvfl.audit.training import TrainingFinding
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
@@ -163,18 +163,10 @@ class Report:
             "level": self.level,
             "false_alarm_rate": self.false_alarm_rate,
             "findings": [{**each.to_dict(), "alarm": each.p_value < self.level} for each in self.findings],
-            "epsilon": [_finite(each.to_dict()) for each in self.epsilons],
-            "training": None if self.training is None else _finite(self.training.to_dict()),
+            "epsilon": [for_json(each.to_dict()) for each in self.epsilons],
+            "training": None if self.training is None else for_json(self.training.to_dict()),
             "not_tested": list(self.not_tested),
         }
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with "inf" for infinite numbers, which JSON cannot express."""
-    return {
-        name: "inf" if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
 
 
 @dataclass

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from pbmvfl.audit.constants import CONFIDENCE, DELTA
-from pbmvfl.audit.evidence import IntegerLaw
 from pbmvfl.audit.laws import sent_law, signed
+from pbmvfl.audit.statistics import IntegerLaw
 from pbmvfl.crypto.entropy import Entropy
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.laplace import PolyaLaplaceSharesRelease
@@ -147,7 +147,7 @@ def _trimmed(law: IntegerLaw) -> IntegerLaw:
     return IntegerLaw(law.first + int(kept[0]), law.probabilities[kept[0] : kept[-1] + 1])
 
 
-def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, confidence: float = CONFIDENCE) -> Game:
+def choose_game(mechanism: Mechanism, trials: int) -> Game:
     """Choose the game that promises the largest bound by the claimed law. Nothing is drawn."""
     parties = mechanism.num_parties
     # All at one end is the best choice wherever it was tried (theory.md, section 3); a few others are tried too.
@@ -168,7 +168,7 @@ def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, conf
             seen = trials * d[place] - math.sqrt(trials * d[place] * (1 - d[place]))
             alarms = min(trials, trials * f[place] + math.sqrt(trials * f[place]))
             expected = epsilon_at_least(
-                max(0, math.floor(seen)), math.ceil(alarms), trials, delta=delta, error=1 - confidence
+                max(0, math.floor(seen)), math.ceil(alarms), trials, delta=DELTA, error=1 - CONFIDENCE
             )
             if expected > best[0]:
                 best = (expected, Game(others, first + place, fair))
@@ -230,8 +230,6 @@ def epsilon_test(
     trials: int,
     *,
     level: float,
-    delta: float = DELTA,
-    confidence: float = CONFIDENCE,
 ) -> EpsilonFinding:
     """Play the game and compare the bound with the exact epsilon of one release of one row.
 
@@ -240,29 +238,27 @@ def epsilon_test(
         new_entropy: Makes a party's source of noise.
         trials: Games in each world.
         level: Probability with which a sound mechanism may raise an alarm.
-        delta: Delta of the epsilons.
-        confidence: Of the bound that is printed.
 
     Returns:
         The bounds. `sound` is false if the games contradict the exact epsilon.
     """
     if isinstance(mechanism.event, PolyaLaplaceSharesRelease):
         mechanism = replace(mechanism, embedding_dim=1)  # of several, only one can be the whole
-    exact, attack = bounds_by_losses([(1, mechanism.event.losses(Unit.CELL))], delta, _LARGEST_EPSILON)
-    game = choose_game(mechanism, trials, delta=delta, confidence=confidence)
+    exact, attack = bounds_by_losses([(1, mechanism.event.losses(Unit.CELL))], DELTA, _LARGEST_EPSILON)
+    game = choose_game(mechanism, trials)
     (detections, fair_detections), (alarms, fair_alarms) = (
         play(mechanism, game, unit, new_entropy, trials) for unit in (1.0, -1.0)
     )
-    error = (1 - confidence) / 2
+    error = (1 - CONFIDENCE) / 2
     advantage = at_least(fair_detections, trials, error) - at_most(fair_alarms, trials, error)
     return EpsilonFinding(
         what=mechanism.describe() + f", M={mechanism.num_parties}, P={mechanism.embedding_dim}",
         trials=trials,
-        delta=delta,
+        delta=DELTA,
         epsilon=exact,
-        epsilon_lower_bound=epsilon_at_least(detections, alarms, trials, delta=delta, error=1 - confidence),
-        epsilon_alarm_bound=epsilon_at_least(detections, alarms, trials, delta=delta, error=level),
+        epsilon_lower_bound=epsilon_at_least(detections, alarms, trials, delta=DELTA, error=1 - CONFIDENCE),
+        epsilon_alarm_bound=epsilon_at_least(detections, alarms, trials, delta=DELTA, error=level),
         advantage=attack.advantage,
         advantage_lower_bound=max(0.0, advantage),
-        confidence=confidence,
+        confidence=CONFIDENCE,
     )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from pbmvfl.audit.constants import DEVIATIONS, LARGEST_DRAWS
-from pbmvfl.audit.evidence import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
+from pbmvfl.audit.statistics import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
 from pbmvfl.crypto import rounded_normal as noise
 from pbmvfl.crypto.entropy import Entropy
 from pbmvfl.mechanisms import Mechanism
@@ -95,17 +95,16 @@ def trials_for(mechanism: Mechanism, trials: int) -> int:
     return max(trials, min(needed, LARGEST_DRAWS))
 
 
-def mechanism_tests(mechanism: Mechanism, entropy: Entropy, trials: int, *, name: str = "") -> Iterator[Finding]:
+def mechanism_tests(mechanism: Mechanism, entropy: Entropy, trials: int) -> Iterator[Finding]:
     """Draw each of VALUES by the mechanism, and hold the draws against the law of its event.
 
     Args:
         mechanism: The mechanism, with the numbers of a plan.
         entropy: Source of the noise, as a party has it.
         trials: Draws of each value, at least.
-        name: What the findings call it; its own description by default.
     """
     one = replace(mechanism, embedding_dim=1)
-    event, name = one.event, name or one.describe()
+    event, name = one.event, one.describe()
     count = trials_for(one, trials)
     towards_end = 0
     for value_name, value, taken in VALUES:

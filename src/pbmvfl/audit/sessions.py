@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from pbmvfl.audit.evidence import Finding, certain, chi_square_test, count_test, uniform_tests
 from pbmvfl.audit.laws import sent_law
+from pbmvfl.audit.statistics import Finding, certain, chi_square_test, count_test, uniform_tests
 from pbmvfl.crypto.key_exchange import NONCE_BYTES, RUN_ID_BYTES, Identity, KeyExchange, Session, kind_key
 from pbmvfl.crypto.ring import Ring
 from pbmvfl.crypto.secure_sum import Masks
@@ -53,19 +53,16 @@ def made_up_data(*, num_parties: int, num_samples: int, num_classes: int, column
 # --- masks of one pair, many of them ---
 
 
-def pair_masks(ring: Ring, values: int, kinds: Sequence[int] = (1, 2)) -> list[tuple[Integers, Integers]]:
-    """Return the masks of two parties after a key exchange, for each kind of round: flat, modulo the ring."""
+def pair_masks(ring: Ring, values: int) -> list[tuple[Integers, Integers]]:
+    """Return the masks of two parties after a key exchange, for two kinds of rounds: flat, modulo the ring."""
     identities = [Identity.generate() for _ in range(2)]
     nonces = [np.random.default_rng(index).bytes(NONCE_BYTES) for index in range(2)]  # public
     session = Session.open(plan_hash=bytes(32), run_id=bytes(RUN_ID_BYTES), nonces=nonces)
     exchanges = [KeyExchange(session=session, index=index, identity=identities[index]) for index in range(2)]
     keys, pinned = [each.signed_key for each in exchanges], [each.public for each in identities]
     shared = [exchange.pair_keys(keys, pinned) for exchange in exchanges]
-    found = []
-    for kind in kinds:
-        lower, upper = (_masks_of(ring, index, shared[index], kind, values) for index in range(2))
-        found.append((lower, upper))
-    return found
+    masks = [[_masks_of(ring, index, shared[index], kind, values) for index in range(2)] for kind in (1, 2)]
+    return [(lower, upper) for lower, upper in masks]
 
 
 def _masks_of(ring: Ring, index: int, pair_keys: Mapping[int, bytes], kind: int, values: int) -> Integers:
@@ -216,7 +213,7 @@ def _fresh(what: str, law_name: str, first: Integers, second: Integers, mechanis
 LABEL_EPSILON, LABEL_CLASSES, _LABEL_ROWS = 1.0, 3, 40
 
 
-def label_plan(data: VerticalDataset, *, epochs: int = 2) -> Plan:
+def label_plan(data: VerticalDataset) -> Plan:
     """Return a joint plan whose gradients name the label that the server used for each row."""
     return Plan.for_data(
         data,
@@ -227,7 +224,7 @@ def label_plan(data: VerticalDataset, *, epochs: int = 2) -> Plan:
         head="fixed",
         activation="tanh",
         batch_size=_LABEL_ROWS,
-        num_epochs=epochs,
+        num_epochs=2,
         learning_rate=1e-6,
         gradient_codec="float32",
         label_epsilon=LABEL_EPSILON,

@@ -16,7 +16,7 @@ Shape suffixes: N rows, D columns and the bias, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,9 +35,9 @@ from pbmvfl.audit.constants import (
     TRAINING_ROWS,
     TRAINING_STEPS,
 )
-from pbmvfl.audit.evidence import Finding, certain, normal_tests
 from pbmvfl.audit.games import at_most
 from pbmvfl.audit.sessions import Restarted, made_up_data
+from pbmvfl.audit.statistics import Finding, certain, normal_tests
 from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
@@ -90,9 +90,9 @@ class Replayed:
             self._kept.append(buffer.tobytes())
 
 
-def noise_multiplier_for(uses: int, epsilon: float = TRAINING_EPSILON, delta: float = DELTA) -> float:
-    """Return the noise that makes so many uses of a row cost this epsilon: each moves a sum by 2 clip norms."""
-    return 2 * math.sqrt(uses / largest_square(epsilon, delta))
+def noise_multiplier_for(uses: int) -> float:
+    """Return the noise that makes so many uses of a row cost TRAINING_EPSILON: each moves a sum by 2 clip norms."""
+    return 2 * math.sqrt(uses / largest_square(TRAINING_EPSILON, DELTA))
 
 
 def training_plan(data: VerticalDataset, *, batches: int = 2, **choices: Any) -> Plan:
@@ -388,8 +388,6 @@ def training_game(
     *,
     shift: float,
     level: float,
-    confidence: float = CONFIDENCE,
-    on_session: Callable[[], None] = lambda: None,
 ) -> tuple[TrainingFinding, list[Finding]]:
     """Train in both worlds many times, and say from all weights which world it was.
 
@@ -399,8 +397,6 @@ def training_game(
         sessions: Sessions of each world.
         shift: Distance of the two worlds, for the report.
         level: Probability with which a sound program may raise an alarm.
-        confidence: Of the bounds that are printed.
-        on_session: Called after each session.
 
     Returns:
         The bounds on mu, and findings about the noise of all steps.
@@ -424,11 +420,10 @@ def training_game(
                     gained = float(((noise + (own - other) / 2) * (own - other)).sum()) / sigma**2
                     ratio += gained if side == 0 else -gained
             scores[side, session] = ratio
-            on_session()
     misses, false_alarms = int((scores[0] < 0).sum()), int((scores[1] >= 0).sum())
-    mu, delta = account_mu(plan), DELTA
+    mu = account_mu(plan)
     what = f"{len(rounds)} local steps, N={plan.num_samples}, one cell at two extremes"
-    bounds = [mu_at_least(misses, false_alarms, sessions, error) for error in (1 - confidence, level)]
+    bounds = [mu_at_least(misses, false_alarms, sessions, error) for error in (1 - CONFIDENCE, level)]
     found = TrainingFinding(
         what=what,
         sessions=sessions,
@@ -436,10 +431,10 @@ def training_game(
         shift=shift,
         mu_lower_bound=bounds[0],
         mu_alarm_bound=bounds[1],
-        epsilon=gaussian_epsilon(mu**2, delta),
-        epsilon_lower_bound=gaussian_epsilon(bounds[0] ** 2, delta),
-        delta=delta,
-        confidence=confidence,
+        epsilon=gaussian_epsilon(mu**2, DELTA),
+        epsilon_lower_bound=gaussian_epsilon(bounds[0] ** 2, DELTA),
+        delta=DELTA,
+        confidence=CONFIDENCE,
     )
     return found, list(normal_tests("noise of whole trainings", np.concatenate(residuals)))
 

@@ -84,7 +84,7 @@ def attack(
         report = attack_data(data, plan=plan, seed=seed, say=say)
         shown = {"format": 1, "seed": seed, "dataset": data.name, **report.to_dict()}
         if out is not None:
-            from pbmvfl.report.evidence import ATTACK_FILE
+            from pbmvfl.report.facts import ATTACK_FILE
             from pbmvfl.report.plots import draw_attack
 
             _write(out, ATTACK_FILE, shown, mode)
@@ -108,11 +108,10 @@ def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path
     from pbmvfl.cli.train import read_plan
     from pbmvfl.data.datasets import DATASETS
     from pbmvfl.federation.run_folder import NamedSource, RunFolder
-    from pbmvfl.plan.plan import Plan
 
     if source is None:
         raise PlanError(f"SOURCE is missing; give a run folder, or a dataset ({', '.join(DATASETS)})")
-    plan = None if plan_file is None else Plan.of(**read_plan(plan_file))
+    plan = None if plan_file is None else read_plan(plan_file)
     if Path(source).is_dir():
         folder = RunFolder.existing(Path(source))
         return folder.read_source().rows.load(), plan or folder.read_plan(), Path(source)

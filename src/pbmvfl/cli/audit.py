@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pbmvfl.audit.audit import Report, Subject
-    from pbmvfl.audit.evidence import Finding
+    from pbmvfl.audit.statistics import Finding
 
 #: Exit code if a law is not the charged one.
 ALARM = 5
@@ -68,7 +68,7 @@ def audit(
 
     from pbmvfl import __version__
     from pbmvfl.audit.audit import audit as run_audit
-    from pbmvfl.report.evidence import AUDIT_FILE
+    from pbmvfl.report.facts import AUDIT_FILE
 
     with _progress(Console(stderr=True, highlight=False), quiet=json_) as on_part:
         report = run_audit(subject, trials=trials, sessions=sessions, on_part=on_part)
@@ -101,7 +101,7 @@ def _subject(source: str | None, plan_file: Path | None) -> Subject:
     if known.folder is not None:
         return Subject.of_plan(RunFolder.existing(known.folder).read_plan(), name=f"the plan of {known.folder.name}")
     if known.plan_file is not None:
-        return Subject.of_plan(Plan.from_dict(read_plan(known.plan_file)), name=f"the plan {known.plan_file.name}")
+        return Subject.of_plan(read_plan(known.plan_file), name=f"the plan {known.plan_file.name}")
     assert known.data is not None
     return Subject.of_plan(Plan.for_data(known.data), name=f"the usual plan for {source}")
 

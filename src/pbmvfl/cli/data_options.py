@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._text import did_you_mean
-from pbmvfl.cli.options import TableOptions
+from pbmvfl.cli.options import TableOptions, data_option
 from pbmvfl.cli.train import read_plan, source_of
 from pbmvfl.errors import DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
-from pbmvfl.plan.groups import DATA
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -26,7 +25,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-PlanFile = Annotated[Path | None, typer.Option("--plan", help="The sizes of this plan's file.", rich_help_panel=DATA)]
+PlanFile = Annotated[Path | None, data_option("--plan", help="The sizes of this plan's file.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +34,8 @@ class PlannedTable(TableOptions):
 
     columns: Annotated[
         str | None,
-        typer.Option(
-            help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With numbers: the most columns that a party '
-            "has.",
-            rich_help_panel=DATA,
+        data_option(
+            help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With numbers: the most columns that a party has.'
         ),
     ] = None
 
@@ -95,7 +92,8 @@ def known_data(
     if path.is_dir() and plan_file is None:
         return _of_run(path, given, load=load)
     if path.is_file() or plan_file is not None:
-        sizes = {name: value for name, value in read_plan(path).items() if name in _SIZES}
+        plan = read_plan(path)
+        sizes = {name: getattr(plan, name) for name in _SIZES}
         return KnownData(sizes=_agreeing(sizes, given), columns=columns, plan_file=path)
     from pbmvfl.data.datasets import DATASETS
 

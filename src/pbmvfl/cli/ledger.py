@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pbmvfl._text import counted
 from pbmvfl.cli.help_text import App
 from pbmvfl.cli.options import AsJson, OutFile, check_target, print_or_write, say
 from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.forecast import counted, session_words
+from pbmvfl.ledger.database import ENDING, file_name
+from pbmvfl.ledger.forecast import session_words
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import LABEL_HOLDER, check_folder, ledger_file_of, make_folder, party_ledgers
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
-from pbmvfl.ledger.owner import ENDING, file_name
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.plan.round_kinds import LABELS
 from pbmvfl.privacy.table import format_epsilon

@@ -29,6 +29,7 @@ from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
 
 if TYPE_CHECKING:
+    from pbmvfl.cli.train import RunOptions
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.federation.run_folder import RunFolder, RunSource
     from pbmvfl.plan.plan import Plan
@@ -39,16 +40,12 @@ def look_ahead(
     plan: Plan,
     data: VerticalDataset,
     source: RunSource,
+    how: RunOptions,
     resumed: RunFolder | None = None,
-    *,
-    exact_metrics: bool,
-    until_limit: bool,
-    redraw_labels: bool,
-    quiet: bool,
 ) -> list[str]:
     """Return lines on what every ledger has spent and will have spent; refuse a run that a limit would end.
 
-    A refusal prints the lines. With `until_limit` such a run is permitted, unless it is the label holder's limit.
+    A refusal prints the lines. With --until-limit such a run is permitted, unless it is the label holder's limit.
     """
     from rich.console import Console
 
@@ -62,14 +59,18 @@ def look_ahead(
     if resumed is not None and not folder.is_dir():
         return []  # training reports the missing folder of ledgers
     found = Federation(plan).forecast(
-        data, folder, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
+        data,
+        folder,
+        checkpoints=checkpoints,
+        exact_metrics=how.exact_metrics,
+        redraw_labels=how.redraw_labels,
     )
     lines = forecast_lines(found, dataset=data.name, plan=plan)
-    ending = [each for each in found if not until_limit or each.party == LABEL_HOLDER]
+    ending = [each for each in found if not how.until_limit or each.party == LABEL_HOLDER]
     try:
         check_reaches_end(ending, dataset=data.name, rounds=len(plan.schedule))
     except BudgetExceeded:
-        console = Console(stderr=quiet, quiet=quiet, highlight=False)
+        console = Console(stderr=how.json_, quiet=how.json_, highlight=False)
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
         raise
@@ -83,9 +84,9 @@ NOT_LOOKED_AT = (
 )
 
 
-def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool) -> bool:
-    """Return whether a party's ledger has a limit for these rows and exact metrics are not permitted."""
-    if source.ledger is None or exact_metrics:
+def has_limits(data: VerticalDataset, source: RunSource) -> bool:
+    """Return whether a party's ledger has a limit for these rows."""
+    if source.ledger is None:
         return False
     for path in ledger_files_of(Path(source.ledger), data.party_names, dataset=data.name):
         if is_begun(path):

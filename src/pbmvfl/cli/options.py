@@ -56,9 +56,15 @@ def check_picture(option: str, path: Path | None) -> None:
         raise RunFolderError(f"{option}={str(path)!r} must end in one of {', '.join(_PICTURES)}; choose another name")
 
 
+def option_in(panel: str) -> Callable[..., Any]:
+    """Return `typer.Option` for options that `--help-all` shows in a panel."""
+    return functools.partial(typer.Option, rich_help_panel=panel)
+
+
+data_option, budget_option = option_in(DATA), option_in("Budget")
 TableLabelData = Annotated[
     Path | None,
-    typer.Option(help="A file with id and label, if no party's file has the label.", rich_help_panel=DATA),
+    data_option(help="A file with id and label, if no party's file has the label."),
 ]
 
 
@@ -93,55 +99,42 @@ class TableOptions:
 
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        data_option(
             help="Your own table, .parquet or .csv, instead of DATASET. A file for each party: --data bank=BANK.csv "
             "--data shop=SHOP.csv, and --id.",
             metavar="<file>",
-            rich_help_panel=DATA,
         ),
     ] = None
     label: Annotated[
-        str | None,
-        typer.Option(
-            help="The label column of --data, or of a file of ids and labels, --label-data.", rich_help_panel=DATA
-        ),
+        str | None, data_option(help="The label column of --data, or of a file of ids and labels, --label-data.")
     ] = None
     columns: Annotated[
         str | None,
-        typer.Option(
+        data_option(
             help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With a file for each party: all but id and '
-            "label.",
-            rich_help_panel=DATA,
+            "label."
         ),
     ] = None
     id_: Annotated[
         str | None,
-        typer.Option(
+        data_option(
             "--id",
             help="The column of row ids: files are joined by it, ledgers know rows by it. Default: a row's number.",
-            rich_help_panel=DATA,
         ),
     ] = None
     label_data: TableLabelData = None
     schema: Annotated[
         Path | None,
-        typer.Option(
-            help="Public vocabularies and ranges of the columns of --data, JSON; `pbmvfl schema` writes a template.",
-            rich_help_panel=DATA,
+        data_option(
+            help="Public vocabularies and ranges of the columns of --data, JSON; `pbmvfl schema` writes a template."
         ),
     ] = None
     test_data: Annotated[
         list[str] | None,
-        typer.Option(
-            "--test-data",
-            help="Test rows, given as --data is; else a part of it.",
-            metavar="<file>",
-            rich_help_panel=DATA,
-        ),
+        data_option("--test-data", help="Test rows, given as --data is; else a part of it.", metavar="<file>"),
     ] = None
     test_fraction: Annotated[
-        float | None,
-        typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
+        float | None, data_option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.")
     ] = None
 
     @property
@@ -196,40 +189,29 @@ class AskedBudget:
     same_rows: bool = False
 
 
-_PANEL = "Budget"
-
-
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
     """Options of a privacy budget, and their combined meaning."""
 
-    epsilon: Annotated[
-        float | None, typer.Option(help="What training may cost. Default: 8.", rich_help_panel=_PANEL)
-    ] = None
+    epsilon: Annotated[float | None, budget_option(help="What training may cost. Default: 8.")] = None
     unit: Annotated[
-        str | None,
-        typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_PANEL),
+        str | None, budget_option(help="cell | record | party: what the epsilon protects. Default: cell.")
     ] = None
-    record: Annotated[bool, typer.Option("--record", help="Short for --unit record.", rich_help_panel=_PANEL)] = False
+    record: Annotated[bool, budget_option("--record", help="Short for --unit record.")] = False
     accounting: Annotated[
         str | None,
-        typer.Option(
-            help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.",
-            rich_help_panel=_PANEL,
-        ),
+        budget_option(help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict."),
     ] = None
     prediction_epsilon: Annotated[
         float | None,
-        typer.Option(
+        budget_option(
             help="What a prediction may cost, with --algorithm staged; test rows are then released. Without it later "
-            "rows cost 8, and test rows are simulated, outside the epsilon.",
-            rich_help_panel=_PANEL,
+            "rows cost 8, and test rows are simulated, outside the epsilon."
         ),
     ] = None
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Of every epsilon. Default: a tenth of 1/N, at most 1e-5.", rich_help_panel=_PANEL),
-    ] = None
+    delta: Annotated[float | None, budget_option(help="Of every epsilon. Default: a tenth of 1/N, at most 1e-5.")] = (
+        None
+    )
 
     @property
     def given(self) -> dict[str, Any]:

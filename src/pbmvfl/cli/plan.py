@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from pbmvfl._files import write_atomically
 from pbmvfl._text import counted
 from pbmvfl.cli.data_options import KnownData, PlanFile, PlannedTable, Source, known_data
@@ -24,8 +22,10 @@ from pbmvfl.cli.options import (
     TRAINING_SETTINGS,
     AskedBudget,
     BudgetOptions,
+    budget_option,
     check_picture,
     check_target,
+    option_in,
     plan_options,
     say,
 )
@@ -40,7 +40,7 @@ from pbmvfl.privacy.table import UNITS_LEGEND, PrivacyTable, format_epsilon, pri
 if TYPE_CHECKING:
     from rich.console import Console
 
-_BUDGET, _OUTPUT = "Budget", "Output"
+_output_option = option_in("Output")
 _NEEDED = ("num_parties", "num_samples", "num_classes")
 
 
@@ -54,33 +54,20 @@ def plan(
     table: PlannedTable,
     plan_file: PlanFile = None,
     budget: BudgetOptions,
-    colluding_parties: Annotated[
-        int, typer.Option(help="t: parties on the server's side.", rich_help_panel=_BUDGET)
-    ] = 0,
-    max_bytes: Annotated[
-        int | None, typer.Option(help="Limit on the whole run's traffic.", rich_help_panel=_BUDGET)
-    ] = None,
+    colluding_parties: Annotated[int, budget_option(help="t: parties on the server's side.")] = 0,
+    max_bytes: Annotated[int | None, budget_option(help="Limit on the whole run's traffic.")] = None,
     ledger: Annotated[
-        Path | None,
-        typer.Option(
-            help="Plan within what the limits of these ledgers leave: a folder, or one ledger.", rich_help_panel=_BUDGET
-        ),
+        Path | None, budget_option(help="Plan within what the limits of these ledgers leave: a folder, or one ledger.")
     ] = None,
     dataset: Annotated[
-        str | None,
-        typer.Option(help="The owners' name for the data in --ledger, if it has several.", rich_help_panel=_BUDGET),
+        str | None, budget_option(help="The owners' name for the data in --ledger, if it has several.")
     ] = None,
     choices: dict[str, Any],
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan here, for train --plan.", rich_help_panel=_OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, _output_option(help="Write the plan here, for train --plan.")] = None,
     picture: Annotated[
-        Path | None,
-        typer.Option(help="Draw epsilon against epochs and noise: .png, .pdf or .svg.", rich_help_panel=_OUTPUT),
+        Path | None, _output_option(help="Draw epsilon against epochs and noise: .png, .pdf or .svg.")
     ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUTPUT)
-    ] = False,
+    json_: Annotated[bool, _output_option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """The plan with the least noise under a privacy budget, and a byte budget if you give one.
 

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._text import counted
-from pbmvfl.cli.options import TableLabelData, check_target, option_groups, table_files
+from pbmvfl.cli.options import (
+    TableLabelData,
+    budget_option,
+    check_target,
+    data_option,
+    option_groups,
+    option_in,
+    table_files,
+)
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.federation.predictions import Asked
-from pbmvfl.plan.groups import DATA
 from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from pbmvfl.federation.run_folder import RunFolder
     from pbmvfl.federation.serving import ReleaseOptions
 
-_BUDGET, _OUT = "Budget", "Result"
+_result_option, _federation_option = option_in("Result"), option_in("Federation")
 #: Exit code where a party's ledger withheld rows, the same as that of `train`.
 STOPPED_BY_LEDGER = 3
 
@@ -41,96 +48,62 @@ class Request:
 
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        data_option(
             help="Rows to predict, .csv or .parquet, with the model's columns; or party=FILE for each party. Default: "
-            "the run's own test rows.",
-            rich_help_panel=DATA,
+            "the run's own test rows."
         ),
     ] = None
     id_: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            help="Column with the rows' ids, by which ledgers know them; needed where one has a limit.",
-            rich_help_panel=DATA,
+        data_option(
+            "--id", help="Column with the rows' ids, by which ledgers know them; needed where one has a limit."
         ),
     ] = None
     dataset: Annotated[
         str | None,
-        typer.Option(
-            help="The owners' name for these people, if not those of training; ledgers count by it.",
-            rich_help_panel=DATA,
-        ),
+        data_option(help="The owners' name for these people, if not those of training; ledgers count by it."),
     ] = None
     data_version: Annotated[
         str,
-        typer.Option(
+        data_option(
             help="The owners' public name of the state that columns are in. Rows with ids keep their answers, whatever "
-            "changed in their columns, until it is another one: then all are released and charged anew.",
-            rich_help_panel=DATA,
+            "changed in their columns, until it is another one: then all are released and charged anew."
         ),
     ] = ""
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="What one row's prediction may cost. Default: as planned, or 8.", rich_help_panel=_BUDGET),
+        float | None, budget_option(help="What one row's prediction may cost. Default: as planned, or 8.")
     ] = None
-    unit: Annotated[str, typer.Option(help="cell | record: what it protects.", rich_help_panel=_BUDGET)] = "cell"
-    delta: Annotated[float | None, typer.Option(help="Default: as for training.", rich_help_panel=_BUDGET)] = None
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the parties' ledgers. Default: the run's own.", rich_help_panel=_BUDGET),
-    ] = None
+    unit: Annotated[str, budget_option(help="cell | record: what it protects.")] = "cell"
+    delta: Annotated[float | None, budget_option(help="Default: as for training.")] = None
+    ledger: Annotated[Path | None, budget_option(help="Folder of the parties' ledgers. Default: the run's own.")] = None
     uncharged: Annotated[
-        bool,
-        typer.Option(
-            "--uncharged",
-            help="The owners permit predictions that no ledger counts; ledgers note it.",
-            rich_help_panel=_BUDGET,
-        ),
+        bool, budget_option("--uncharged", help="The owners permit predictions that no ledger counts; ledgers note it.")
     ] = False
     until_limit: Annotated[
-        bool,
-        typer.Option(
-            "--until-limit", help="Predict as many rows as every party's limit allows.", rich_help_panel=_BUDGET
-        ),
+        bool, budget_option("--until-limit", help="Predict as many rows as every party's limit allows.")
     ] = False
     exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Exact sums, as only a simulator can see them: no noise, no epsilon.",
-            rich_help_panel=_BUDGET,
-        ),
+        bool, budget_option("--exact", help="Exact sums, as only a simulator can see them: no noise, no epsilon.")
     ] = False
     exact_metrics: Annotated[
         bool,
-        typer.Option(
-            "--exact-metrics",
-            help="With --exact: the owners' permission where a ledger has a limit; ledgers note it.",
-            rich_help_panel=_BUDGET,
+        budget_option(
+            "--exact-metrics", help="With --exact: the owners' permission where a ledger has a limit; ledgers note it."
         ),
     ] = False
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the predictions, .parquet or .csv. Default: a new one in RUN.", rich_help_panel=_OUT
-        ),
+        Path | None, _result_option(help="File for the predictions, .parquet or .csv. Default: a new one in RUN.")
     ] = None
     home: Annotated[
-        Path | None,
-        typer.Option(
-            "--home", help="With --rows: the label holder's folder. Default: this one.", rich_help_panel="Federation"
-        ),
+        Path | None, _federation_option("--home", help="With --rows: the label holder's folder. Default: this one.")
     ] = None
     rows: Annotated[
         str | None,
-        typer.Option(
-            "--rows",
-            help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation.",
-            rich_help_panel="Federation",
+        _federation_option(
+            "--rows", help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation."
         ),
     ] = None
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)] = False
+    json_: Annotated[bool, _result_option("--json", help="Print JSON and nothing else.")] = False
 
     @property
     def budget(self) -> dict[str, Any]:
@@ -142,13 +115,9 @@ class Request:
 class LabelledRequest(Request):
     """Options of a prediction whose labels are known."""
 
-    label: Annotated[
-        str | None, typer.Option(help="The label column of --data. Default: as in training.", rich_help_panel=DATA)
-    ] = None
+    label: Annotated[str | None, data_option(help="The label column of --data. Default: as in training.")] = None
     label_data: TableLabelData = None
-    out: Annotated[
-        Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
-    ] = None
+    out: Annotated[Path | None, _result_option(help="File for the predictions, .parquet or .csv.")] = None
 
 
 @option_groups

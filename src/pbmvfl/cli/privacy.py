@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl._files import read_object
+from pbmvfl._text import for_json
 from pbmvfl.cli.data_options import PlanFile, Source, known_data
-from pbmvfl.cli.options import AsJson, TableOptions, plan_options
+from pbmvfl.cli.options import AsJson, TableOptions, plan_options, say
+from pbmvfl.cli.train import read_plan
 from pbmvfl.errors import PlanError, RunFolderError
-from pbmvfl.federation.run_folder import NamedSource, TableSource
+from pbmvfl.federation.run_folder import RunFolder, RunSource
 from pbmvfl.ledger.spending import epsilon_of_run
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan.flat_names import algorithm_of, plan_settings
@@ -79,11 +80,17 @@ def privacy(
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:
         if known.data is not None:
             planned = {name: choices[name] for name in _PLANNED if name in choices}
-            show_plan(Plan.for_data(known.data, **planned), delta=delta, as_json=json_)
+            subject = _Subject(plan=Plan.for_data(known.data, **planned))
         else:
             path = known.folder or known.plan_file
             assert path is not None
-            show_run(path, delta=delta, as_json=json_, algorithm=choices.get("algorithm"))
+            subject = _Subject.read(path)
+            if algorithm_of({"algorithm": choices.get("algorithm")}) not in (None, subject.plan.algorithm):
+                raise PlanError(
+                    f"algorithm={choices['algorithm']}, but {path} has algorithm={subject.plan.algorithm}; leave "
+                    "--algorithm out"
+                )
+        _show(subject, delta=delta, as_json=json_)
         return
     if algorithm_of(choices) is Algorithm.STAGED:
         raise PlanError(
@@ -131,25 +138,33 @@ def _rounded_beta(plan: Plan) -> dict[str, float]:
 # --- `pbmvfl privacy RUN`: the epsilon of a run or a plan, and of the parties' ledgers ---
 
 
-def show_run(path: Path, *, delta: float | None, as_json: bool, algorithm: str | None = None) -> None:
-    """Print the privacy tables of a run folder or of a plan file written by `pbmvfl plan --out`."""
-    plan, result, ledgers, own_delta, dataset = _read(path)
-    if algorithm_of({"algorithm": algorithm}) not in (None, plan.algorithm):
-        raise PlanError(f"algorithm={algorithm}, but {path} has algorithm={plan.algorithm}; leave --algorithm out")
-    _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """A plan, or a run with its result and the folder of its ledgers."""
+
+    plan: Plan
+    result: Result | None = None
+    source: RunSource | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> _Subject:
+        """Read a run folder or a plan file."""
+        if path.is_dir():
+            folder = RunFolder.existing(path)
+            return cls(plan=folder.read_plan(), result=folder.read_result(), source=folder.read_source())
+        if not path.is_file():
+            raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
+        return cls(plan=read_plan(path))
 
 
-def show_plan(plan: Plan, *, delta: float | None, as_json: bool) -> None:
-    """Print the privacy tables of a plan without a file."""
-    _show(plan, None, None, usual_delta(plan.num_samples) if delta is None else delta, None, as_json=as_json)
-
-
-def _show(
-    plan: Plan, result: Result | None, ledgers: Path | None, delta: float, dataset: str | None, *, as_json: bool
-) -> None:
+def _show(subject: _Subject, *, delta: float | None, as_json: bool) -> None:
+    """Print the privacy tables of a plan or a run."""
+    plan, result, source = subject.plan, subject.result, subject.source
+    if delta is None:
+        delta = usual_delta(plan.num_samples) if source is None else source.delta
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
-    by_ledger = [] if ledgers is None or dataset is None else _spent_by_ledgers(ledgers, dataset, delta)
+    by_ledger = [] if source is None or source.ledger is None else _spent_by_ledgers(source, delta)
     counted = {str(unit): epsilon_of_run(run, unit, delta=delta) for unit in (Unit.CELL, Unit.RECORD)}
     splits = run.splits if run.charges_by_split else ()
     if as_json:
@@ -159,8 +174,8 @@ def _show(
                 split: privacy_table(run.of_split(split), delta=delta, noise_is_known=known).to_dicts()
                 for split in splits
             },
-            "strict_as_ledgers_count": {unit: _written(value) for unit, value in counted.items()},
-            "ledgers": [{name: _written(value) for name, value in each.items()} for each in by_ledger],
+            "strict_as_ledgers_count": for_json(counted),
+            "ledgers": for_json(by_ledger),
             "plan": plan.to_dict(),
         }
         print(json.dumps(shown, indent=2))
@@ -176,50 +191,20 @@ def _show(
     console.print(f"as ledgers count (which holds also for what is not planned yet): {said}")
     for each in by_ledger:
         spent = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in each.items() if unit != "ledger")
-        console.print(
-            f"{each['ledger']}: {spent}, all runs of {dataset!r} in it together",
-            markup=False,
-            soft_wrap=True,
-        )
+        assert source is not None
+        say(f"{each['ledger']}: {spent}, all runs of {source.rows.name!r} in it together")
     print_notes(console, privacy_notes(run, num_samples=plan.num_samples, delta=delta))
 
 
-def _written(value: Any) -> Any:
-    """Return "inf" for a non-finite number, which JSON cannot express; other values unchanged."""
-    return "inf" if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
-    """Return (plan, result or None, folder of ledgers, delta, dataset name) of a run folder or a plan file."""
-    from pbmvfl.federation.run_folder import RunFolder
-
-    if path.is_dir():
-        folder = RunFolder.existing(path)
-        source = folder.read_source()
-        ledgers = None if source.ledger is None else Path(source.ledger)
-        return folder.read_plan(), folder.read_result(), ledgers, source.delta, _name_of(source.rows)
-    if not path.is_file():
-        raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
-    values = read_object(path, {}, PlanError)
-    plan = Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
-    return plan, None, None, usual_delta(plan.num_samples), None
-
-
-def _name_of(rows: NamedSource | TableSource) -> str:
-    """Return the dataset's name in the ledgers."""
-    if isinstance(rows, NamedSource):
-        return rows.dataset
-    return rows.name
-
-
-def _spent_by_ledgers(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
+def _spent_by_ledgers(source: RunSource, delta: float) -> list[dict[str, Any]]:
+    from pbmvfl.ledger.database import ENDING, file_name
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.ledger_folder import LABEL_HOLDER
-    from pbmvfl.ledger.owner import file_name
     from pbmvfl.ledger.spending import fixed_plan_epsilon
 
-    found = []
-    for path in sorted(folder.glob("*.sqlite")):
+    assert source.ledger is not None
+    found, dataset = [], source.rows.name
+    for path in sorted(Path(source.ledger).glob(f"*{ENDING}")):
         with contextlib.closing(Ledger(path, read_only=True)) as ledger:
             if dataset not in ledger.datasets():
                 continue

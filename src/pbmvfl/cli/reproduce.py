@@ -14,8 +14,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pbmvfl.research.reproduction.runner import OnProgress, Run, StudyRunner
     from pbmvfl.research.reproduction.studies import Study
+    from pbmvfl.research.reproduction.study_runner import OnProgress, Run, StudyRunner
 
 
 class StudyName(StrEnum):
@@ -107,7 +107,7 @@ def _reproduce(
 
     from pbmvfl.errors import DataError
     from pbmvfl.research.reproduction.publish import Publisher
-    from pbmvfl.research.reproduction.runner import NO_DATA, StudyRunner
+    from pbmvfl.research.reproduction.study_runner import NO_DATA, StudyRunner
 
     if quick:
         study = study.quickened()

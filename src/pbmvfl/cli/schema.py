@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from pbmvfl._files import write_atomically
-from pbmvfl.cli.options import AsJson, check_target, table_files
+from pbmvfl.cli.options import AsJson, check_target, option_in, table_files
 from pbmvfl.errors import DataError
 
-_TEMPLATE, _CHECK = "Template", "Check"
+_template_option, _check_option = option_in("Template"), option_in("Check")
 
 
 def schema(
@@ -33,18 +33,15 @@ def schema(
     id_: Annotated[str | None, typer.Option("--id", help="The column of row ids; it is in no schema.")] = None,
     public_values: Annotated[
         str | None,
-        typer.Option(
-            help="Columns whose values may be known to everybody, as in age,job: ranges and words are taken from FILE.",
-            rich_help_panel=_TEMPLATE,
+        _template_option(
+            help="Columns whose values may be known to everybody, as in age,job: ranges and words are taken from FILE."
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Write the template there; must not exist. Default: stdout.", rich_help_panel=_TEMPLATE),
+        Path | None, _template_option(help="Write the template there; must not exist. Default: stdout.")
     ] = None,
     check: Annotated[
-        Path | None,
-        typer.Option(help="A schema that is filled in: name all its faults and FILE's.", rich_help_panel=_CHECK),
+        Path | None, _check_option(help="A schema that is filled in: name all its faults and FILE's.")
     ] = None,
     json_: AsJson = False,
 ) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +17,16 @@ from pbmvfl.cli.options import (
     BudgetOptions,
     TableOptions,
     absolute,
+    budget_option,
+    data_option,
+    option_in,
     plan_options,
     refuse_on_resume,
 )
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource, TableSource
 from pbmvfl.plan.flat_names import algorithm_of, is_planned
-from pbmvfl.plan.groups import DATA, Algorithm, Network, Training
+from pbmvfl.plan.groups import Algorithm, Network, Training
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta, usual_delta
@@ -81,11 +83,44 @@ def uses_pictures(dataset: str | None) -> bool:
 # --- Command ---
 
 
-_RUN, _BUDGET = "Run", "Budget"
+_run_option = option_in("Run")
 #: Plan fields that the data determines and the user does not.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: Plan fields that must agree with the data; a plan may leave the number of test rows open.
 _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of how a run is charged, trained and shown."""
+
+    ledger: Annotated[Path | None, _run_option(help="Folder where every party keeps its ledger and its limits.")] = None
+    until_limit: Annotated[
+        bool,
+        _run_option(
+            "--until-limit", help="Run although a ledger's limit will end it early; without this such a run is refused."
+        ),
+    ] = False
+    redraw_labels: Annotated[
+        bool,
+        _run_option(
+            "--redraw-labels",
+            help="Draw labels a second time, which is charged, if --ledger knows draws of them that its store lost.",
+        ),
+    ] = False
+    exact_metrics: Annotated[
+        bool,
+        _run_option("--exact-metrics", help="The owners permit exact metrics of rows with a limit; ledgers note it."),
+    ] = False
+    checkpoint_every: Annotated[int, _run_option(help="Epochs between checkpoints.", min=1)] = 1
+    parties: Annotated[str, _run_option(help="in-process | processes: a process for each party.")] = "in-process"
+    threads: Annotated[int | None, _run_option(help="torch threads. Default: 1, or all cores for pictures.", min=1)] = (
+        None
+    )
+    verbose: Annotated[
+        bool, _run_option("--verbose", "-v", help="Print the whole plan, every adversary, epochs and notes.")
+    ] = False
+    json_: Annotated[bool, _run_option("--json", help="Print result.json to stdout and nothing else.")] = False
 
 
 @plan_options("num_parties", *TRAINING_SETTINGS)
@@ -102,89 +137,30 @@ def train(
     table: TableOptions,
     dataset_name: Annotated[
         str | None,
-        typer.Option(
-            help="Your name for the people in --data; ledgers count by it. Default: the file's name.",
-            rich_help_panel=DATA,
-        ),
+        data_option(help="Your name for the people in --data; ledgers count by it. Default: the file's name."),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
-    ] = None,
+    root: Annotated[Path | None, data_option(help="Folder with local copies of the datasets.")] = None,
     budget: BudgetOptions,
     same_rows: Annotated[
         bool,
-        typer.Option(
-            "--same-rows",
-            help="Rows that are trained on are also predicted: --epsilon is for both together.",
-            rich_help_panel=_BUDGET,
+        budget_option(
+            "--same-rows", help="Rows that are trained on are also predicted: --epsilon is for both together."
         ),
     ] = False,
     paper: Annotated[
         bool,
-        typer.Option(
+        budget_option(
             "--paper",
             help="Algorithm pbm with the paper's sizes for this dataset, instead of a budget: a very large epsilon.",
-            rich_help_panel=_BUDGET,
         ),
     ] = False,
     choices: dict[str, Any],
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue the run in this folder from its checkpoint.", rich_help_panel=_RUN)
-    ] = None,
+    out: Annotated[Path | None, _run_option(help="Run folder; must not exist. Default: a new one in runs/.")] = None,
+    resume: Annotated[Path | None, _run_option(help="Continue the run in this folder from its checkpoint.")] = None,
     plan_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plan", help="A plan made by `pbmvfl plan --out`; options given here win.", rich_help_panel=_RUN
-        ),
+        Path | None, _run_option("--plan", help="A plan made by `pbmvfl plan --out`; options given here win.")
     ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
-    ] = None,
-    until_limit: Annotated[
-        bool,
-        typer.Option(
-            "--until-limit",
-            help="Run although a ledger's limit will end it early; without this such a run is refused.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    redraw_labels: Annotated[
-        bool,
-        typer.Option(
-            "--redraw-labels",
-            help="Draw labels a second time, which is charged, if --ledger knows draws of them that its store lost.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    exact_metrics: Annotated[
-        bool,
-        typer.Option(
-            "--exact-metrics",
-            help="The owners permit exact metrics of rows with a limit; ledgers note it.",
-            rich_help_panel=_RUN,
-        ),
-    ] = False,
-    checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
-    parties: Annotated[
-        str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
-    ] = "in-process",
-    threads: Annotated[
-        int | None,
-        typer.Option(help="torch threads. Default: 1, or all cores for pictures.", min=1, rich_help_panel=_RUN),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", help="Print the whole plan, every adversary, epochs and notes.", rich_help_panel=_RUN
-        ),
-    ] = False,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print result.json to stdout and nothing else.", rich_help_panel=_RUN)
-    ] = False,
+    how: RunOptions,
 ) -> None:
     """Train a federation: every party in its own state machine, every byte as between organisations.
 
@@ -205,67 +181,46 @@ def train(
     num_parties = given.pop("num_parties", None)
     rows = {**table.to_dict(), "dataset_name": dataset_name}
     delta = budget.delta
-    from pbmvfl.cli.ledger_forecast import has_limits, look_ahead, without_stub
+    from pbmvfl.cli.ledger_forecast import look_ahead, without_stub
     from pbmvfl.cli.train_view import TrainingRun
     from pbmvfl.federation.federation import Parties
 
     if delta is not None:
         check_delta(delta)
-    where = Parties.named(parties)
-    planned = {} if plan_file is None else read_plan(plan_file)
+    where = Parties.named(how.parties)
+    planned = {} if plan_file is None else read_plan(plan_file).flat()
     again = None if dataset is None or not (Path(dataset) / "plan.json").is_file() else Path(dataset)
-    ahead = partial(
-        look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, redraw_labels=redraw_labels, quiet=json_
-    )
-    unseen = partial(has_limits, exact_metrics=exact_metrics)
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
         refuse_on_resume({**budget.given, "same_rows": same_rows or None, "paper": paper or None})
-        asked = {"dataset": dataset, **rows, "root": absolute(root), "ledger": absolute(ledger)}
+        asked = {"dataset": dataset, **rows, "root": absolute(root), "ledger": absolute(how.ledger)}
         if num_parties is not None:
             given["num_parties"] = num_parties
         run = _resumed(resume, asked, planned, given)
-        run = replace(run, ledger_lines=ahead(run.plan, run.data, run.source, run.folder))
+        run = replace(run, ledger_lines=look_ahead(run.plan, run.data, run.source, how, run.folder))
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
         if again is None:
-            source = RunSource(rows=source_of(dataset, rows, wanted, root, public_seed), ledger=absolute(ledger))
+            source = RunSource(rows=source_of(dataset, rows, wanted, root, public_seed), ledger=absolute(how.ledger))
         else:
-            source, planned, delta = _again(again, rows, planned, ledger, delta)
+            source, planned, delta = _again(again, rows, planned, how.ledger, delta)
         if paper and planned:
             raise PlanError("--paper and --plan both say how to train; give one of them")
         if paper and given.get("algorithm") == Algorithm.STAGED:
             raise PlanError("--paper and --algorithm staged contradict each other: the paper's algorithm is pbm")
         instead = "--plan" if planned else "--paper" if paper else None
         spent = budget.asked(same_rows=same_rows, instead=instead, by_hand=not is_planned(given))
-        run = _new(source, planned, given, out, where, ahead, unseen, spent, delta)
-    training = TrainingRun(
-        run.folder,
-        run.plan,
-        run.data,
-        parties=where,
-        threads=threads,
-        wide=uses_pictures(run.source.rows.dataset),
-        checkpoint_every=checkpoint_every,
-        json_only=json_,
-        resumed=resume is not None,
-        exact_metrics=exact_metrics,
-        until_limit=until_limit,
-        redraw_labels=redraw_labels,
-        notes=run.notes,
-        ledger_lines=run.ledger_lines,
-        verbose=verbose,
-        ledger=None if run.source.ledger is None else Path(run.source.ledger),
-        delta=run.source.delta if delta is None else delta,
-    )
+        run = _new(source, planned, given, out, where, how, spent, delta)
+    delta = run.source.delta if delta is None else delta
+    training = TrainingRun(run, how, parties=where, resumed=resume is not None, delta=delta)
     with nullcontext() if resume is not None else without_stub(run.folder):
         training.go()
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """Validated run that is ready to train."""
 
     folder: RunFolder
@@ -303,10 +258,10 @@ def source_of(
     return TableSource(**given, seed=seed, num_parties=num_parties)
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    """Read a plan's fields from the file of `pbmvfl plan --out` or the output of `pbmvfl plan --json`."""
+def read_plan(path: Path) -> Plan:
+    """Read a plan from the file of `pbmvfl plan --out` or the output of `pbmvfl plan --json`."""
     values = read_object(path, {}, PlanError)
-    return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).flat()
+    return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
 
 
 def _new(
@@ -315,12 +270,11 @@ def _new(
     given: dict[str, Any],
     out: Path | None,
     parties: Parties,
-    ahead: Callable[[Plan, VerticalDataset, RunSource], Sequence[str]],
-    unseen: Callable[[VerticalDataset, RunSource], bool],
+    how: RunOptions,
     budget: AskedBudget | None,
     delta: float | None,
-) -> _Prepared:
-    from pbmvfl.cli.ledger_forecast import NOT_LOOKED_AT
+) -> Prepared:
+    from pbmvfl.cli.ledger_forecast import NOT_LOOKED_AT, has_limits, look_ahead
     from pbmvfl.federation.federation import Federation
 
     if out is not None and out.exists():
@@ -341,19 +295,20 @@ def _new(
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     source = replace(source, delta=usual_delta(data.num_samples) if delta is None else delta)
     notes: tuple[str, ...] = ()
-    if budget is not None and "evaluation" not in chosen and budget.prediction_epsilon is None and unseen(data, source):
+    is_open = budget is not None and "evaluation" not in chosen and budget.prediction_epsilon is None
+    if is_open and not how.exact_metrics and has_limits(data, source):
         chosen["evaluation"] = "none"
         notes = (NOT_LOOKED_AT,)
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # refuse bad input before the folder is created
-    ledger_lines = ahead(plan, data, source)
+    ledger_lines = look_ahead(plan, data, source, how)
     folder = RunFolder.create(out, name=data.name)
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
     notes = (*notes, *(planned_budget.words if planned_budget else ()))
-    return _Prepared(folder, plan, data, source, notes, ledger_lines)
+    return Prepared(folder, plan, data, source, notes, ledger_lines)
 
 
 def _sizes_of(planned: dict[str, Any]) -> frozenset[str]:
@@ -388,7 +343,7 @@ def _again(
     return source, planned or folder.read_plan().flat(), source.delta if delta is None else delta
 
 
-def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:
+def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> Prepared:
     """Return the run of an existing folder; options that are given again must agree with it."""
     from pbmvfl.federation.federation import Federation
 
@@ -401,7 +356,7 @@ def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: 
     notes = source.rows.changes(path)
     data = source.rows.load()
     Federation(plan).check(data)
-    return _Prepared(folder, plan, data, source, notes)
+    return Prepared(folder, plan, data, source, notes)
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:

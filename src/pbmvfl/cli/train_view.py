@@ -22,6 +22,7 @@ from pbmvfl._files import not_written
 from pbmvfl._text import counted
 from pbmvfl.cli.descriptions import describe_plan, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+from pbmvfl.cli.train import Prepared, RunOptions, uses_pictures
 from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start, room_for_notes
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
@@ -30,7 +31,7 @@ from pbmvfl.federation.federation import Federation, Parties, newest_common_roun
 from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import Result
-from pbmvfl.federation.run_folder import RunFolder, TableSource
+from pbmvfl.federation.run_folder import TableSource
 from pbmvfl.plan.learning_notes import learning_notes_for
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
@@ -48,39 +49,16 @@ _MOST_LINES = 30
 class TrainingRun:
     """Training run of `pbmvfl train`, shown on the terminal, or silent with --json."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        plan: Plan,
-        data: VerticalDataset,
-        *,
-        parties: Parties,
-        threads: int | None,
-        wide: bool,
-        checkpoint_every: int,
-        json_only: bool,
-        resumed: bool,
-        ledger: Path | None,
-        delta: float,
-        exact_metrics: bool = False,
-        until_limit: bool = False,
-        redraw_labels: bool = False,
-        notes: Sequence[str] = (),
-        ledger_lines: Sequence[str] = (),
-        verbose: bool = False,
-    ) -> None:
-        self._folder, self._plan, self._data = folder, plan, data
-        self._parties = parties
-        self._threads = threads if threads is not None else (os.cpu_count() or 1) if wide else 1
-        self._checkpoint_every = checkpoint_every
-        self._json_only = json_only
-        self._resumed = resumed
-        self._ledger, self._delta = ledger, delta
-        self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
-        self._redraw_labels, self._verbose, self._ledger_lines = redraw_labels, verbose, ledger_lines
+    def __init__(self, run: Prepared, how: RunOptions, *, parties: Parties, resumed: bool, delta: float) -> None:
+        """Show and train a run; `delta` is of every epsilon."""
+        self._run, self._how, self._parties, self._resumed, self._delta = run, how, parties, resumed, delta
+        self._folder, self._plan, self._data = run.folder, run.plan, run.data
+        self._ledger = None if run.source.ledger is None else Path(run.source.ledger)
+        usual_threads = (os.cpu_count() or 1) if uses_pictures(run.source.rows.dataset) else 1
+        self._threads = usual_threads if how.threads is None else how.threads
         self._shown: ReleasedRun | None = None
         self._lines = 0
-        self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
+        self._console = Console(stderr=how.json_, quiet=how.json_, highlight=False)
 
     def go(self) -> None:
         import torch
@@ -104,10 +82,10 @@ class TrainingRun:
                     result.model.save(model)
                 self._draw(result)
                 self._folder.write_result(result, delta=self._delta)
-        if self._json_only:
+        if self._how.json_:
             print(result.to_json(delta=self._delta), end="")
         else:
-            if self._verbose:
+            if self._how.verbose:
                 is_news = self._resumed or bool(result.stopped)
                 print_result(self._console, result, delta=self._delta, is_news=is_news)
                 others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
@@ -179,8 +157,8 @@ class TrainingRun:
             RoundsColumn(),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal or self._json_only,
-            transient=not self._verbose,
+            disable=not self._console.is_terminal or self._how.json_,
+            transient=not self._how.verbose,
         )
         with bar:
             task = bar.add_task("training", total=rounds, shown="")
@@ -190,7 +168,7 @@ class TrainingRun:
             def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
                 said = _describe_epoch(line, plan.num_epochs)
-                if not self._verbose:
+                if not self._how.verbose:
                     if bar.disable:
                         self._lines += paced(said)
                     return
@@ -203,11 +181,11 @@ class TrainingRun:
                 self._data,
                 checkpoints=self._folder.checkpoints,
                 sessions=self._folder.sessions,
-                checkpoint_every=self._checkpoint_every,
+                checkpoint_every=self._how.checkpoint_every,
                 ledger=self._ledger,
-                exact_metrics=self._exact_metrics,
-                until_limit=self._until_limit,
-                redraw_labels=self._redraw_labels,
+                exact_metrics=self._how.exact_metrics,
+                until_limit=self._how.until_limit,
+                redraw_labels=self._how.redraw_labels,
                 on_round=watch.on_round,
                 on_epoch=on_epoch,
             )
@@ -224,8 +202,8 @@ class TrainingRun:
         in_all = " in all" if released is not None else ""
         classes = class_figures(data.class_names, data.train_labels, data.test_labels)
         goes_on = "" if released is None else f"continues at round {first_round:,} of {len(plan.schedule):,}"
-        if self._verbose:
-            for line in self._ledger_lines:
+        if self._how.verbose:
+            for line in self._run.ledger_lines:
                 self._say(line)
             self._print_plan(classes)
             if goes_on:
@@ -242,7 +220,7 @@ class TrainingRun:
             lines += 1
         lines += print_cost(self._console, run, delta=self._delta, title=f"cost{in_all}, at most")
         notes = [("warning", note) for note in notes_on_classes(classes)]
-        notes += [("note", note) for note in self._urgent_notes()] + [("", line) for line in self._ledger_lines]
+        notes += [("note", note) for note in self._urgent_notes()] + [("", line) for line in self._run.ledger_lines]
         notes += [("note", note) for note in self._other_notes()]
         room = room_for_notes(self._console, lines)
         self._lines = lines + print_few_notes(self._console, notes, room=room, others="with --verbose")
@@ -277,7 +255,7 @@ class TrainingRun:
 
     def _hint(self, text: str) -> None:
         """Print a hint, to stderr where only JSON goes to stdout."""
-        Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
+        Console(stderr=self._how.json_, highlight=False).print(text, markup=False, soft_wrap=True)
 
     def _urgent_notes(self) -> list[str]:
         """Return notes on an epsilon that protects nobody and on noise that leaves nothing to learn."""
@@ -287,8 +265,8 @@ class TrainingRun:
         return notes
 
     def _other_notes(self) -> list[str]:
-        plan, notes = self._plan, [*self._notes, *self._data.notes]
-        for mechanism in plan.releases if self._verbose else ():  # the table has what follows from them
+        plan, notes = self._plan, [*self._run.notes, *self._data.notes]
+        for mechanism in plan.releases if self._how.verbose else ():  # the table has what follows from them
             notes += mechanism.notes
         if plan.sends_labels and plan.label_epsilon is None:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.data.encoding import Features, encode_columns, refuse_absent, refuse_words
+from pbmvfl.data.encoding import Features, encode_columns, is_text, refuse_absent, refuse_words
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.readers import Source, source_of, stem_of
 from pbmvfl.data.schema import ColumnRule, Schema, rule_of_entry
-from pbmvfl.data.text import is_text
 from pbmvfl.errors import DataError
 from pbmvfl.plan.shapes import kind_of_range
 

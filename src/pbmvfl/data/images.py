@@ -118,7 +118,7 @@ def _from_records(batches: list[Pixels]) -> tuple[Quadrants, Labels]:
 
 
 def read_image_folder(
-    folder: Path, *, image_size: int = 224, dataset: str = "imagenet100", progress: bool = True
+    folder: Path, *, image_size: int = 224, progress: bool = True
 ) -> tuple[Pictures, tuple[str, ...]]:
     """Read a tree `train/<class>/*` and `val/<class>/*` (or `test/`) as quadrants of square pictures.
 
@@ -137,7 +137,7 @@ def read_image_folder(
     for label, path in test:
         if label not in class_names:
             raise DataError(f"{path.parent} is a class without training pictures; permitted are the classes of train/")
-    prepared = sources.cache_folder(dataset)
+    prepared = sources.cache_folder("imagenet100")
     parts: list[Any] = []
     for split, images in (("train", train), ("test", test)):
         target = prepared / f"{split}-{image_size}-{_fingerprint(folder, images)}"

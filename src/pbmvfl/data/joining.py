@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._text import counted
+from pbmvfl.data.encoding import is_text
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.readers import Source, column_names, feature_names, read_columns, require_columns
 from pbmvfl.data.schema import ColumnRule
-from pbmvfl.data.text import is_text
 
 #: The columns of each party.
 Held = Mapping[str, Sequence[str]]

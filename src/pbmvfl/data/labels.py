@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._text import counted
+from pbmvfl.data.encoding import is_text
 from pbmvfl.data.faults import Faults, Place, listed
-from pbmvfl.data.text import is_text
 
 Labels = npt.NDArray[np.int64]
 

@@ -15,10 +15,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from pbmvfl._text import counted
-from pbmvfl.data.encoding import absent_in
+from pbmvfl.data.encoding import absent_in, infer, is_text, truths_of
 from pbmvfl.data.faults import Faults, listed, nearest
 from pbmvfl.data.schema import ColumnRule
-from pbmvfl.data.text import infer, is_text, truths_of
 from pbmvfl.errors import DataError
 
 #: Unquoted, these are missing values in a CSV; in quotes they are words.

@@ -15,11 +15,10 @@ import numpy as np
 
 from pbmvfl._text import counted
 from pbmvfl.data.column_rules import held_columns, party_sources
-from pbmvfl.data.encoding import NUMBERS_OF_DATES
+from pbmvfl.data.encoding import NUMBERS_OF_DATES, Mask, among, are_dates, infer, is_number, is_text, numbers_of
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.readers import Source, column_names, feature_names, read_columns, require_columns, source_of
 from pbmvfl.data.schema import USUAL_MARKERS
-from pbmvfl.data.text import Mask, among, are_dates, infer, is_number, is_text, numbers_of
 
 #: A column with more words is nearly always a name or an identifier.
 _MOST_WORDS = 1_000

@@ -31,6 +31,8 @@ from pbmvfl._files import (
     not_written,
     read_object,
     remove_leftovers,
+    seal,
+    sealed,
     write_atomically,
 )
 from pbmvfl.errors import CheckpointError
@@ -103,9 +105,7 @@ class Checkpoints:
             "states": states,
         }
         self._keep_index()
-        write_atomically(
-            self.folder / _INDEX, json.dumps({**text, "sha256": _digest(text)}, indent=1) + "\n", mode=PRIVATE_FILE
-        )
+        write_atomically(self.folder / _INDEX, json.dumps(sealed(text), indent=1) + "\n", mode=PRIVATE_FILE)
         for other in self.folder.glob(_WEIGHTS):
             if other.name not in {each["file"] for each in states}:
                 other.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ class Checkpoints:
         if index["format"] not in _READ:
             known = " and ".join(map(str, _READ))
             raise CheckpointError(f"{path} has format={index['format']}; this version reads formats {known}")
-        if index["sha256"] != _digest(index):
+        if index["sha256"] != seal(index):  # a state taken for one of another round would fit every network
             raise _DamagedIndex(
                 f"{path} is damaged: it is not what was written there; restore it from a copy, or start a new run"
             )
@@ -236,12 +236,6 @@ class Checkpoints:
         except CheckpointError:
             return False
         return True
-
-
-def _digest(index: Mapping[str, Any]) -> str:
-    """Return a digest of the whole index: a state taken for one of another round would fit every network."""
-    said = {name: value for name, value in index.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _difference(saved: dict[str, Any], now: dict[str, Any]) -> str:

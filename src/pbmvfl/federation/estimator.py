@@ -27,7 +27,7 @@ from pbmvfl.data.column_rules import check_name
 from pbmvfl.data.faults import Faults
 from pbmvfl.data.labels import number_classes
 from pbmvfl.data.new_rows import NewRows, load_rows
-from pbmvfl.data.preparation import prepare
+from pbmvfl.data.tables import prepare
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, ModelError, PlanError
 from pbmvfl.federation.estimator_inputs import (

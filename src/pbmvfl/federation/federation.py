@@ -24,7 +24,6 @@ from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
-from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.drawn_labels import FOLDER as DRAWN_LABELS
 from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw, with_true_labels
@@ -32,11 +31,12 @@ from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run import Run
+from pbmvfl.federation.trackers import Callback
 from pbmvfl.ledger.ledger_folder import (
     PartyForecast,
     check_folder,

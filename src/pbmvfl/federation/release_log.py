@@ -69,7 +69,6 @@ class ReleaseLog:
         self,
         folder: Path | None,
         *,
-        checkpointed_rounds: int | None = None,
         plan_hash: str | None = None,
         moved_from: Path | None = None,
     ) -> None:
@@ -77,7 +76,6 @@ class ReleaseLog:
 
         Args:
             folder: Folder of the file; None for a log in memory.
-            checkpointed_rounds: Rounds of the run's checkpoint, all of which were released: the log must have them.
             plan_hash: Hash of the run's plan; records of another are refused.
             moved_from: Folder where an earlier version kept the file.
 
@@ -99,8 +97,6 @@ class ReleaseLog:
             if path.exists():
                 self.records = _read_records(path)
                 _check_plan(self.records, plan_hash, path)
-            if checkpointed_rounds is not None:
-                self.must_cover(checkpointed_rounds)
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl._files import Kinds, checked_object, read_object
-from pbmvfl._text import counted, html_table, short_repr
+from pbmvfl._text import counted, for_json, html_table, short_repr
 from pbmvfl.errors import RunFolderError
 from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.metrics_summary import notes_on_classes, notes_on_predictions
@@ -249,7 +249,7 @@ class Result:
             "positive_class": self.positive_class,
             "classes": [each.to_dict() for each in self.classes],
             **({"scores": self.scores} if self.scores else {}),
-            "largest_score": _written(self.largest_score),
+            "largest_score": for_json(self.largest_score),
             "diverged": self.diverged,
             **({} if self.fusion is None else {"fusion": asdict(self.fusion)}),
             "traffic": self.traffic.to_dict(),
@@ -303,11 +303,6 @@ class Result:
             stopped=values["stopped"],
             **_read_figures(values, path),
         )
-
-
-def _written(value: float | None) -> float | str | None:
-    """Return a number as JSON has it, which knows no infinity."""
-    return value if value is None or math.isfinite(value) else "inf"
 
 
 def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:

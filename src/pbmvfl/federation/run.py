@@ -16,12 +16,12 @@ from torch import Tensor
 from pbmvfl._files import checked_object
 from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
-from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.epoch_history import EpochLine, HistoryLog
 from pbmvfl.federation.metrics_summary import Figures, Labelled, divergence, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import TRAFFIC_KINDS, FusionFigures, Result
+from pbmvfl.federation.trackers import Callback
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import PREDICTION, Split

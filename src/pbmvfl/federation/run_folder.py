@@ -56,6 +56,11 @@ class NamedSource:
     num_parties: int | None = None
     root: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Name of the rows in ledgers."""
+        return self.dataset
+
     def load(self) -> VerticalDataset:
         from pbmvfl.data import load_dataset
 

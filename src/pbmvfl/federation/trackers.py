@@ -1,4 +1,4 @@
-"""Experiment trackers: MLflow and TensorBoard get metrics, epsilons and advantages after every epoch.
+"""Observers of a training. The trackers among them give MLflow and TensorBoard figures after every epoch.
 
     federation.fit(data, callbacks=[MLflowTracker()])
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import PbmvflError
-from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.epoch_history import EpochLine
 from pbmvfl.federation.results import Result
 from pbmvfl.ledger.spending import epsilon_of_run
@@ -22,6 +21,27 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.units import Accounting, Unit
+
+
+class Callback:
+    """Observer of a training. Override what you need; an exception ends the training."""
+
+    def on_start(self, plan: Plan) -> None:
+        """Take note of the plan, before anything is released."""
+
+    def on_epoch(self, line: EpochLine, spent: TrainingRun) -> None:
+        """Take note of an epoch that has ended.
+
+        Args:
+            line: The epoch's line of the history.
+            spent: All releases and updates so far, those of earlier sessions included.
+        """
+
+    def on_end(self, result: Result) -> None:
+        """Take note of the result."""
+
+
+# --- Trackers ---
 
 
 class Tracker(Callback):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._text import counted, for_json
 from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.session_terms import SessionTerms
@@ -205,11 +206,6 @@ def compared_by(entry: LedgerEntry) -> str:
     return "" if trains else entry.test_ids
 
 
-def counted(number: int, name: str) -> str:
-    """1 run, 2,000 runs."""
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
-
-
 def session_words(entry: LedgerEntry) -> str:
     """Describe a session, as far as it was charged."""
     first, until = entry.first_round, entry.charged_until
@@ -246,7 +242,7 @@ def exported(ledger: Ledger) -> dict[str, Any]:
         for limit in ledger.limits(dataset):
             spent = spending(ledger, dataset, limit).epsilon
             order = limit.order if np.isfinite(limit.order) else None
-            said = {"counting": limit.counting, "order": order, "spent_epsilon": spent if np.isfinite(spent) else "inf"}
+            said = {"counting": limit.counting, "order": order, "spent_epsilon": for_json(spent)}
             limits.append({**asdict(limit), **said})
         sessions = [_session(entry) for entry in ledger.sessions(dataset)]
         datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": ledger.notes(dataset)}

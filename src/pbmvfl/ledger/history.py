@@ -12,8 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.ledger.database import Database, now
-from pbmvfl.ledger.schema import has_owner
+from pbmvfl.ledger.database import Database, has_owner, now
 
 #: Events that begin anew: what the ledger holds then is taken as it is.
 _SNAPSHOTS = ("migrated", "accepted")

@@ -15,12 +15,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
-from pbmvfl.ledger import owner as owners
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.database import now
 from pbmvfl.ledger.forecast import Forecast, exported, notes_of
@@ -31,9 +30,6 @@ from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, known_outside
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
-
-if TYPE_CHECKING:
-    pass
 
 
 class Ledger:
@@ -89,12 +85,12 @@ class Ledger:
         Raises:
             LedgerError: It has another owner.
         """
-        owners.check(self._store.db, self.path, owner)
+        self._store.check_owner(owner)
 
     @property
     def owner(self) -> str:
         """Return the party that owns it; none for a ledger that an earlier version made."""
-        return owners.owner_of(self._store.db)
+        return self._store.owner
 
     def __repr__(self) -> str:
         return short_repr("Ledger", repr(self.path.name), *self._described())

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.database import ENDING, file_name
 from pbmvfl.ledger.forecast import Forecast, why_charged
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.owner import ENDING, file_name
 from pbmvfl.ledger.session_opening import Opening
 from pbmvfl.ledger.store import EmptyLedger
 from pbmvfl.privacy.table import format_epsilon

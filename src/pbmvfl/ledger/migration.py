@@ -11,8 +11,7 @@ from typing import Any
 
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
-from pbmvfl.ledger.database import FORMAT, Database
-from pbmvfl.ledger.schema import add_new_tables
+from pbmvfl.ledger.database import FORMAT, Database, add_new_tables
 
 
 def migrate(db: Database) -> None:

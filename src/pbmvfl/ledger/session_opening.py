@@ -18,10 +18,9 @@ from pbmvfl._descriptors import set_mode
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.charging import Charging, RowByRow, check_permitted
-from pbmvfl.ledger.database import now
+from pbmvfl.ledger.database import has_row_values, now
 from pbmvfl.ledger.forecast import Forecast, forecasts
 from pbmvfl.ledger.row_identity import Digests, check_ids, keep_ids, keyed_digests, row_digests, shared_rows
-from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
 from pbmvfl.ledger.session_terms import LabelDraws, SessionTerms
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore

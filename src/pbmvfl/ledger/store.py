@@ -17,15 +17,18 @@ from typing import Any, Protocol
 from pbmvfl._descriptors import open_file, write_beside_lock
 from pbmvfl._files import make_private
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger import owner as owners
-from pbmvfl.ledger import tamper_evidence
+from pbmvfl.ledger import history, tamper_evidence
 from pbmvfl.ledger.database import (
     FORMAT,
     Database,
+    add_what_came_later,
     error_code,
+    file_name,
     format_of,
     has_log,
+    has_owner,
     identity_of,
+    make_tables,
     mark,
     open_for_reading,
     open_for_writing,
@@ -33,7 +36,6 @@ from pbmvfl.ledger.database import (
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
 from pbmvfl.ledger.row_identity import read_ids
-from pbmvfl.ledger.schema import add_what_came_later, make_tables
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.tamper_evidence import Known, Outside, known_outside
 from pbmvfl.privacy.units import Accounting, Unit
@@ -113,7 +115,7 @@ class LedgerStore:
             if found != FORMAT:  # a reader leaves the file as it is
                 self.db, self._writes = self.db.copy_in_memory(), False
                 migrate(self.db)
-            owners.check(self.db, path, owner)
+            self.check_owner(owner)
             #: By which a file that is put in its place is told from it.
             self.file = identity_of(path)
         except BaseException:
@@ -127,7 +129,7 @@ class LedgerStore:
             owner: The party that charges it; another party's ledger is refused.
             durable: Whether every transaction waits for the disk.
         """
-        owners.check(self.db, self.path, owner)
+        self.check_owner(owner)
         if self._is_prepared:
             return
         if not self._writes:
@@ -185,8 +187,35 @@ class LedgerStore:
                 make_tables(self.db)
             else:
                 add_what_came_later(self.db)
-            owners.take(self.db, self.path, owner, is_new=found is None)
+            self._take_owner(owner, is_new=found is None)
         self._is_prepared = True
+
+    @property
+    def owner(self) -> str:
+        """The party that owns it; none where an earlier version made it, or no party opened it as its own."""
+        if not has_owner(self.db):
+            return ""
+        name: str = self.db.rows("SELECT owner FROM identity")[0][0]
+        return name
+
+    def _take_owner(self, owner: str, *, is_new: bool) -> None:
+        """Note the owner, inside the caller's transaction.
+
+        A ledger that is there already is taken only by its name and before its first session: other parties may have
+        used an older one.
+        """
+        named = self.path.name == file_name(owner) and not self.db.rows("SELECT 1 FROM sessions LIMIT 1")
+        if owner and not self.owner and (is_new or named):
+            self.db.run("UPDATE identity SET owner = ?", (owner,))
+            history.append(self.db, "owned", owner=owner)
+
+    def check_owner(self, owner: str) -> None:
+        """Refuse another party's ledger."""
+        if owner and (found := self.owner) not in ("", owner):
+            raise LedgerError(
+                f"ledger={str(self.path)!r} is the ledger of party={found!r}, not of party={owner!r}; name that "
+                "party's own, or a new file"
+            )
 
     def _keep_log(self) -> None:
         for _ in range(20):

@@ -245,15 +245,19 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     return low
 
 
-def largest_value(fits: Callable[[float], bool], low: float, high: float, steps: int = 1024) -> float | None:
-    """Return the largest number in low..high that fits, to one of so many equal ratios; None if not even `low` fits."""
+#: Ratios of neighbouring numbers that `largest_value` tries.
+_RATIOS = 1024
+
+
+def largest_value(fits: Callable[[float], bool], low: float, high: float) -> float | None:
+    """Return the largest number in low..high that fits, to one of 1,024 equal ratios; None if not even `low` fits."""
 
     def at(step: int) -> float:
-        return min(max(low * math.pow(high / low, step / steps), low), high)
+        return min(max(low * math.pow(high / low, step / _RATIOS), low), high)
 
     if not fits(low):
         return None
-    least, most = 0, steps + 1
+    least, most = 0, _RATIOS + 1
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if fits(at(middle)) else (least, middle)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pbmvfl.crypto.ring import Floats
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, register
-from pbmvfl.mechanisms.binomial_trials import Trials
+from pbmvfl.mechanisms.poisson_binomial import Trials
 from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, local_gaussian_variance
 
 if TYPE_CHECKING:
@@ -22,12 +22,29 @@ if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy
 
 
+class _InClear(Mechanism):
+    """Mechanism whose numbers go to the server as floats, one party's by one."""
+
+    sums_are_hidden: ClassVar[bool] = False
+
+    @property
+    def ring(self) -> None:
+        return None
+
+    @property
+    def payload(self) -> Floats:
+        return Floats()
+
+    def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return total
+
+
 # --- The paper's local baseline (LDP): each party adds Gaussian noise and sends its embedding in clear ---
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class LocalGaussian(Trials):
+class LocalGaussian(_InClear, Trials):
     """Noise of the event's variance on every coordinate; the account charges that very number. For studies only.
 
     The paper states the variance by PBM's two numbers, 2M/(b beta^2), so it has the same settings.
@@ -36,7 +53,6 @@ class LocalGaussian(Trials):
     name: ClassVar[str] = "ldp"
     words: ClassVar[str] = "Gaussian, each embedding is readable, for studies"
     reading: ClassVar[str] = "noisy embeddings"
-    sums_are_hidden: ClassVar[bool] = False
 
     @property
     def event(self) -> LocalGaussianRelease:
@@ -46,14 +62,6 @@ class LocalGaussian(Trials):
         return LocalGaussianRelease(
             variance=variance, bound=self.bound, num_parties=self.num_parties, embedding_dim=self.embedding_dim
         )
-
-    @property
-    def ring(self) -> None:
-        return None
-
-    @property
-    def payload(self) -> Floats:
-        return Floats()
 
     @property
     def variance_upper_bound(self) -> float:
@@ -70,9 +78,6 @@ class LocalGaussian(Trials):
         clipped = np.clip(np.nan_to_num(embedding, nan=0.0), -self.bound, self.bound)
         noisy: npt.NDArray[np.float32] = (clipped + math.sqrt(self.event.variance) * noise).astype(np.float32)
         return noisy
-
-    def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return total
 
     def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
         from pbmvfl.mechanisms.simulated import GaussianSum
@@ -97,25 +102,16 @@ class LocalGaussian(Trials):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Exact(Mechanism):
+class Exact(_InClear):
     """Embeddings without noise."""
 
     name: ClassVar[str] = "none"
     words: ClassVar[str] = "no noise, for studies"
     reading: ClassVar[str] = "embeddings in clear"
-    sums_are_hidden: ClassVar[bool] = False
 
     @property
     def event(self) -> ExactRelease:
         return ExactRelease(num_parties=self.num_parties, embedding_dim=self.embedding_dim)
-
-    @property
-    def ring(self) -> None:
-        return None
-
-    @property
-    def payload(self) -> Floats:
-        return Floats()
 
     @property
     def variance_upper_bound(self) -> float:
@@ -126,9 +122,6 @@ class Exact(Mechanism):
     ) -> npt.NDArray[np.float32]:
         del entropy, scratch  # nothing random about it
         return np.nan_to_num(embedding, nan=0.0, posinf=self.bound, neginf=-self.bound)
-
-    def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return total
 
     def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
         del seed, device

@@ -107,7 +107,7 @@ class CompiledBinomialSum:
     """On the CPU with the parties' own compiled comparison, on random words that are no secret."""
 
     def __init__(self, pbm: PoissonBinomial, *, seed: int) -> None:
-        from pbmvfl.mechanisms.binomial_trials import count_successes
+        from pbmvfl.mechanisms.poisson_binomial import count_successes
 
         self.pbm = pbm
         self._count, self._fill = count_successes, fill_words

@@ -11,7 +11,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Activation, Evaluation, Head, Labels, PreparationName
 from pbmvfl.plan.round_kinds import COUNTS, FUSION, GRAM, LABELS, MEAN, SYMBOLS
-from pbmvfl.privacy.correlated import check_band
+from pbmvfl.privacy.noise_band import check_band
 
 if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan

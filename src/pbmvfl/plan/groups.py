@@ -13,8 +13,8 @@ from pbmvfl.mechanisms.votes import Vote, VoteKind
 from pbmvfl.plan.round_kinds import FUSION, GRAM, JOINT, LOCAL, MEAN, PREDICTION
 from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.plan.shapes import parse_shapes
-from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
+from pbmvfl.privacy.noise_band import Band, banded_event
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
 #: Encoders whose embedding of a row depends on the other rows of its batch.
@@ -412,7 +412,7 @@ class UpdateNoise:
 
     Each row's gradient of its own loss is clipped to clip_norm; to their sum over the batch noise of standard deviation
     noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch. With a band
-    above 1 the noise is added to mixtures of the last sums instead (`pbmvfl.privacy.correlated`).
+    above 1 the noise is added to mixtures of the last sums instead (`pbmvfl.privacy.noise_band`).
     """
 
     noise_multiplier: float = setting(

@@ -22,8 +22,15 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON, LabelResponse
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.checks import NO_COUNTS, NO_INTERACTIONS, check_together
-from pbmvfl.plan.choices import PlanChoices, PlanOptions
-from pbmvfl.plan.flat_names import PREDICTION_PREFIX, data_sizes, groups_of, is_planned, names_with_words
+from pbmvfl.plan.flat_names import (
+    PREDICTION_PREFIX,
+    PlanChoices,
+    PlanOptions,
+    data_sizes,
+    groups_of,
+    is_planned,
+    names_with_words,
+)
 from pbmvfl.plan.groups import (
     Activation,
     Algorithm,
@@ -428,8 +435,8 @@ class Plan:
         """Make a plan from flat names.
 
         Args:
-            **values: Flat names (`pbmvfl.plan.choices.PlanChoices`). `num_parties`, `num_samples` and `num_classes` are
-                required; a name that is not given has its default.
+            **values: Flat names (`pbmvfl.plan.flat_names.PlanChoices`). `num_parties`, `num_samples` and `num_classes`
+                are required; a name that is not given has its default.
 
         Raises:
             PlanError: A name is unknown or missing, a value is out of range, or two contradict each other.

@@ -102,7 +102,6 @@ def plan_prediction(
     num_rows: int,
     secure_sum: bool = True,
     fused: bool = True,
-    typical_lead: float = TYPICAL_LEAD,
 ) -> PredictionChoice:
     """Choose mechanism and vote for one release of each row to be predicted.
 
@@ -116,7 +115,6 @@ def plan_prediction(
         num_rows: Training rows.
         secure_sum: Whether only sums are readable.
         fused: Whether a fusion model reads votes; otherwise they are read as the scores that they stand for.
-        typical_lead: Usual distance of the two largest class scores of a row.
 
     Raises:
         PlanError: A value is out of range, or the budget is too small to predict anything.
@@ -128,8 +126,6 @@ def plan_prediction(
     unit = column_unit(unit)
     check_whole("num_classes", num_classes, least=2)
     check_whole("num_rows", num_rows, least=1)
-    if not finite("typical_lead", typical_lead) > 0:
-        raise PlanError(f"typical_lead={typical_lead:g} must be above 0")
     honest = adversary.honest_parties(num_parties)
     cells = honest if unit is Unit.RECORD else 1
     cell_epsilon = min(epsilon / cells, LARGEST_EPSILON)
@@ -151,7 +147,7 @@ def plan_prediction(
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
     if not secure_sum or factor * response <= laplace:
-        vote = _symbols(cell_epsilon, num_classes, num_rows if fused else math.inf, typical_lead)
+        vote = _symbols(cell_epsilon, num_classes, num_rows if fused else math.inf)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
         _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
@@ -169,7 +165,7 @@ def plan_prediction(
             vote=vote,
             words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
         )
-    vote, levels = _votes(cell_epsilon, num_classes, typical_lead)
+    vote, levels = _votes(cell_epsilon, num_classes)
     _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
     levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))
     shared = within(
@@ -215,12 +211,12 @@ def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int)
     return surplus * 2 * q / (1 - q) ** 2
 
 
-def _symbols(cell_epsilon: float, num_classes: int, num_rows: float, lead: float) -> Vote:
+def _symbols(cell_epsilon: float, num_classes: int, num_rows: float) -> Vote:
     """The vote whose symbol says most, of those that the budget sends truly enough and a model can learn.
 
     Without a model there is nothing to learn: symbols are read as the scores that they stand for.
     """
-    most, gain = math.exp(cell_epsilon) / _SYMBOL_RATIO, _SYMBOL_GAIN / lead
+    most, gain = math.exp(cell_epsilon) / _SYMBOL_RATIO, _SYMBOL_GAIN / TYPICAL_LEAD
     if num_classes == 2:
         return Vote(kind=VoteKind.BINS, gain=gain, grades=max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2))))))
     for kind, grades in _SYMBOLS:
@@ -235,10 +231,10 @@ def _symbols(cell_epsilon: float, num_classes: int, num_rows: float, lead: float
     return vote
 
 
-def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, int]:
+def _votes(cell_epsilon: float, num_classes: int) -> tuple[Vote, int]:
     """Return the vote of sums and its levels. The more noise, the more a decided vote is worth."""
     if num_classes > 2:
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1
-        return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
-    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / lead), _LEVELS
+        return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / TYPICAL_LEAD), _LEVELS
+    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / TYPICAL_LEAD), _LEVELS

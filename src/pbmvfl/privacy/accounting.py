@@ -423,8 +423,6 @@ def epsilon_bounds(
     *,
     delta: float,
     adversaries: Iterable[Adversary] = (SERVER,),
-    units: Iterable[Unit] = COLUMN_UNITS,
-    accountings: Iterable[Accounting] = tuple(Accounting),
     pld: bool = True,
 ) -> tuple[EpsilonBound, ...]:
     """Return the whole table: unit x accounting for each adversary.
@@ -433,14 +431,11 @@ def epsilon_bounds(
         run: The releases and updates.
         delta: Above 0 and below 1.
         adversaries: The readers of what leaves the parties.
-        units: What may be replaced.
-        accountings: Which releases are charged to the unit.
         pld: False takes Renyi divergences alone.
     """
-    units, accountings = tuple(units), tuple(accountings)
     return tuple(
         epsilon_bound(run, unit, accounting, adversary, delta=delta, pld=pld)
         for adversary in adversaries
-        for unit in units
-        for accounting in accountings
+        for unit in COLUMN_UNITS
+        for accounting in Accounting
     )

@@ -87,12 +87,12 @@ def attack_on(losses: LossDistribution, gaussian_shift: float) -> Attack:
     return Attack(advantage=_raised(advantage), detection=_raised(detection))
 
 
-def attack_from_rdp(curve: Curve, orders: tuple[float, ...] = ORDERS) -> Attack:
+def attack_from_rdp(curve: Curve) -> Attack:
     """Return the best attack from a Renyi curve that holds in both directions.
 
     What is no divergence counts as infinity.
     """
-    alpha, rdp = np.asarray(orders, dtype=np.float64), np.asarray(curve, dtype=np.float64)
+    alpha, rdp = np.asarray(ORDERS, dtype=np.float64), np.asarray(curve, dtype=np.float64)
     known = np.isfinite(rdp) & (rdp >= 0)
     if not known.any():
         return NO_PROTECTION

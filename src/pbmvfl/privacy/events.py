@@ -19,7 +19,6 @@ from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.privacy.composition import BitLosses, GaussianLosses, HullLosses, Losses, NoLosses
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.poisson_binomial import fixed_point_beta
-from pbmvfl.privacy.printed_formulas import ldp_variance
 from pbmvfl.privacy.renyi import cell_rdp, gaussian_rdp, record_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
@@ -34,9 +33,9 @@ WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
 def local_gaussian_variance(*, num_parties: int, num_trials: int, beta: float, bound: float) -> float:
     """Return the variance of one party's noise on one coordinate in the paper's local baseline.
 
-    The paper prints it for C = 1.
+    Section 7 of the paper prints 2M / (b * beta^2), which takes C = 1.
     """
-    return bound**2 * ldp_variance(num_parties=num_parties, num_trials=num_trials, beta=beta)
+    return bound**2 * (2 * num_parties / (num_trials * beta**2))
 
 
 # --- the two sorts of events ---

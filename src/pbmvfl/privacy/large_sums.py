@@ -23,7 +23,6 @@ from pbmvfl.privacy.poisson_binomial import UNIT_OF_ROUNDING, end_points
 
 
 Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 #: A law is cut where the mass beyond is below exp(-this): 2e-22.
 LOG_TAIL = -50.0

@@ -13,7 +13,7 @@ from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from pbmvfl._text import html_table, short_repr
+from pbmvfl._text import for_json, html_table, short_repr
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.accounting import (
     NOT_A_PROOF,
@@ -61,9 +61,7 @@ class PrivacyTable:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the rows for JSON, where infinity is written as the string "inf"."""
-        return [
-            row.to_dict() | {"epsilon": row.epsilon if math.isfinite(row.epsilon) else "inf"} for row in self.bounds
-        ]
+        return [row.to_dict() | {"epsilon": for_json(row.epsilon)} for row in self.bounds]
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -329,22 +329,19 @@ class Party:
         """Load the checkpoint of a round; return whether its run began with public weights."""
         if self._keeper is None or first_round not in self._keeper.rounds(run_id):
             raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
-        state = dict(self._keeper.load(run_id, first_round))
-        known = state.pop(_PUBLIC_START, None)
-        self.network.load_state(state)
-        return known is not None and known.numel() == 1 and bool(known)
+        return self._take_state(self._keeper.load(run_id, first_round))
+
+    def _take_state(self, state: Mapping[str, Tensor]) -> bool:
+        """Load a kept state; return whether its weights depend on rows only through what was charged."""
+        self.network.load_state({name: value for name, value in state.items() if name != _PUBLIC_START})
+        return weights_are_charged(state)
 
     def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
         """Load a trained part; return whether its weights depend on rows only through what was charged."""
         if (trained is None) == bool(self.plan.model):
             has, needs = ("a part of a model", "none") if trained is not None else ("no part of a model", "one")
             raise WrongPlan(f"party={self.index}: it has {has}, and the plan needs {needs}")
-        if trained is None:
-            return None
-        state = dict(trained)
-        known = state.pop(_PUBLIC_START, None)
-        self.network.load_state(state)
-        return known is not None and known.numel() == 1 and bool(known)
+        return None if trained is None else self._take_state(trained)
 
     def part_state(self) -> dict[str, Tensor]:
         """Return this party's part of the model, which stays with the party: weights and what prepares its columns."""

@@ -57,14 +57,13 @@ def epsilon_paths(
     *,
     delta: float,
     units: Sequence[Unit] = (Unit.CELL, Unit.RECORD),
-    accountings: Sequence[Accounting] = tuple(Accounting),
     points: int = _POINTS,
 ) -> tuple[EpsilonPath, ...]:
     """Return a path for each unit, accounting and split; none if the noise is seeded and hides nothing."""
     if result.noise_is_seeded:
         return ()
     whole, plan = result.training_run, result.plan
-    accountings = [each for each in accountings if whole.has_joint_rounds or each is Accounting.STRICT]
+    accountings = [each for each in Accounting if whole.has_joint_rounds or each is Accounting.STRICT]
     spans = _spans(result.sessions)
     moments = _moments([(plan.schedule, *span) for span in spans], points)
     runs = [
@@ -147,12 +146,12 @@ class _AsOf:
 
 
 def limit_paths(
-    ledgers: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds], *, points: int = _POINTS
+    ledgers: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds]
 ) -> tuple[LimitPath, ...]:
     """Return a path for each limit of the ledgers that have the run's sessions; equal paths are merged."""
     found: list[LimitPath] = []
     for name, ledger in ledgers:
-        for path in _paths_of_ledger(name, ledger, dataset, {each.session for each in sessions}, points):
+        for path in _paths_of_ledger(name, ledger, dataset, {each.session for each in sessions}):
             for i, other in enumerate(found):
                 if replace(path, ledgers=other.ledgers) == other:
                     found[i] = replace(other, ledgers=(*other.ledgers, name))
@@ -162,14 +161,14 @@ def limit_paths(
     return tuple(found)
 
 
-def _paths_of_ledger(name: str, ledger: Ledger, dataset: str, own: set[str], points: int) -> Iterable[LimitPath]:
+def _paths_of_ledger(name: str, ledger: Ledger, dataset: str, own: set[str]) -> Iterable[LimitPath]:
     entries = ledger.charged_to(dataset)
     mine = [entry for entry in entries if entry.session in own]
     if not mine:
         return
     # A session that was resumed for predictions alone may have a schedule of its own in the ledger.
     spans = [(entry.terms.schedule, entry.first_round, entry.charged_until) for entry in mine]
-    moments = [0, *_moments(spans, points)]
+    moments = [0, *_moments(spans, _POINTS)]
     rows = RowNumbers(ledger, dataset)
     for limit in ledger.limits(dataset):
         path = []

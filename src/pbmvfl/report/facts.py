@@ -1,4 +1,4 @@
-"""Public facts of a run that a page may show, each selected by its name.
+"""Public facts of a run that a page may show, each selected by its name, and what attacks and audits left there.
 
 A run folder also names files of its owner, and a ledger has data about rows. A page shows only what is listed here;
 `tests/report/test_page.py` checks that nothing else appears.
@@ -6,17 +6,18 @@ A run folder also names files of its owner, and a ledger has data about rows. A 
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pbmvfl._text import counted
-from pbmvfl.errors import LedgerError
+from pbmvfl._files import Kinds, checked_object, read_object
+from pbmvfl._text import counted, for_json
+from pbmvfl.errors import LedgerError, RunFolderError
 from pbmvfl.federation.predictions import Asked, read_asked
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource
@@ -28,8 +29,95 @@ from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
-from pbmvfl.report.evidence import GRID, ShownAttack, ShownAudit, read_attack, read_audit, read_picture
 from pbmvfl.wire.traffic import Traffic
+
+#: Files of the results, in a run folder or in the folder of --out.
+ATTACK_FILE, AUDIT_FILE = "attack.json", "audit.json"
+#: Picture of rows as attacks show them, beside the results.
+GRID = "attack-grid.png"
+_NUMBER = int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownScore:
+    """One score of an attack."""
+
+    attack: str
+    attacker: str
+    setting: str
+    measure: str
+    value: float
+    baseline: float
+    bound: float | None
+    bound_words: str
+    is_alarm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAttack:
+    """Scores of all attacks, and for pictures how often a row is found: numbers alone, no row."""
+
+    scores: tuple[ShownScore, ...] = ()
+    #: (releases, share found) points by setting, among so many candidates.
+    found: Mapping[str, list[tuple[float, float]]] = field(default_factory=dict)
+    candidates: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownAudit:
+    """Verdict of an audit."""
+
+    sound: bool
+    tests: int
+    false_alarm_rate: float
+    alarms: list[str]
+
+
+def read_attack(folder: Path) -> ShownAttack:
+    """Return an attack's results; none if the folder has no such file.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    path = folder / ATTACK_FILE
+    if not path.is_file():
+        return ShownAttack()
+    written = read_object(path, {"scores": list}, RunFolderError)
+    kinds = dict.fromkeys(("attack", "attacker", "setting", "measure", "bound_words"), str)
+    types = {**kinds, "value": _NUMBER, "baseline": _NUMBER, "bound": _NUMBER | None, "is_alarm": bool}
+    scores = [checked_object(score, types, path, RunFolderError) for score in written["scores"]]
+    found: dict[str, Any] = {}
+    if "found" in written:
+        checked_object(written, {"found": dict, "candidates": int}, path, RunFolderError)
+        for name, points in checked_object(written["found"], {}, path, RunFolderError).items():
+            found[name] = [(float(x), float(y)) for x, y in points]
+    return ShownAttack(
+        scores=tuple(ShownScore(**{each.name: score[each.name] for each in fields(ShownScore)}) for score in scores),
+        found=found,
+        candidates=written.get("candidates", 1),
+    )
+
+
+def read_audit(folder: Path) -> ShownAudit | None:
+    """Return an audit's verdict, or None if the folder has none.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    path = folder / AUDIT_FILE
+    if not path.is_file():
+        return None
+    types: Kinds = {"sound": bool, "tests": int, "false_alarm_rate": _NUMBER, "alarms": list}
+    written = read_object(path, types, RunFolderError)
+    return ShownAudit(**{name: written[name] for name in types})
+
+
+def read_picture(path: Path) -> str | None:
+    """Return a PNG file as a data URI, or None if there is none."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else None
+
+
+# --- Facts of a run ---
 
 #: Keys of result.json that a page repeats. Omitted are the reason for which a ledger ended a run, whose text has the
 #: ledger's path, and the sessions, whose names could be used to look up rows in a party's ledger.
@@ -98,36 +186,25 @@ class RunFacts:
             "date": self.date,
             "parties": list(self.parties),
             "delta": self.delta,
-            "result": _number(dict(self.written)),
+            "result": for_json(dict(self.written)),
             "privacy_by_rows": {rows or "all": table.to_dicts() for rows, table in self.tables},
-            "trained_on_and_predicted": _number(self.both),
-            "epsilon_over_rounds": [{**asdict(path), "points": _number(path.points)} for path in self.paths],
+            "trained_on_and_predicted": for_json(self.both),
+            "epsilon_over_rounds": [{**asdict(path), "points": for_json(path.points)} for path in self.paths],
             "limits": [
                 {
                     "books": list(path.ledgers),
-                    "limit": _number(asdict(path.limit)),
-                    "points": _number(path.points),
-                    "spent_now": _number(path.spent_now),
+                    "limit": for_json(asdict(path.limit)),
+                    "points": for_json(path.points),
+                    "spent_now": for_json(path.spent_now),
                 }
                 for path in self.limits
             ],
             "traffic_predicted": self.result.plan.traffic().to_dict(),
             "traffic_npq": self.npq.to_dict(),
-            "asked": [_number(asdict(each)) for each in self.asked],
-            **({"attacks": [_number(asdict(each)) for each in self.attack.scores]} if self.attack.scores else {}),
+            "asked": [for_json(asdict(each)) for each in self.asked],
+            **({"attacks": [for_json(asdict(each)) for each in self.attack.scores]} if self.attack.scores else {}),
             **({"audit": asdict(self.audit)} if self.audit else {}),
         }
-
-
-def _number(value: Any) -> Any:
-    """Replace non-finite numbers by strings at any depth, because JSON has none."""
-    if isinstance(value, dict):
-        return {name: _number(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_number(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
 
 
 def facts_of(
@@ -154,7 +231,7 @@ def facts_of(
     run, known = result.training_run, result.noise_is_seeded
     apart = splits_apart(run)
     with _opened_ledgers(source) as ledgers:
-        limits = limit_paths(ledgers, data_name(source), result.sessions)
+        limits = limit_paths(ledgers, source.rows.name, result.sessions)
         reads = bool(ledgers)
     both = None
     if apart and not known:
@@ -163,7 +240,7 @@ def facts_of(
     ended = datetime.fromtimestamp((folder.path / "result.json").stat().st_mtime, tz=UTC)
     return RunFacts(
         name=name,
-        data=data_name(source),
+        data=source.rows.name,
         date=f"{ended.day} {ended:%B %Y}",
         parties=_parties(source),
         result=result,
@@ -186,11 +263,6 @@ def facts_of(
         plan_words=tuple(plan_words),
         commands=tuple(commands(name, can_predict=folder.model.is_dir() and bool(result.plan.num_test_samples))),
     )
-
-
-def data_name(source: RunSource) -> str:
-    """Return the dataset's name in the ledgers, which is never a path."""
-    return source.rows.dataset if isinstance(source.rows, NamedSource) else source.rows.name
 
 
 def _parties(source: RunSource) -> tuple[str, ...]:

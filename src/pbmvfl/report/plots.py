@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pbmvfl._text import counted
-from pbmvfl.mechanisms.binomial_trials import SMALLEST_BETA, Trials
+from pbmvfl.mechanisms.poisson_binomial import SMALLEST_BETA, Trials
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget
@@ -17,10 +17,10 @@ from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, epsilon_paths
-from pbmvfl.report.evidence import GRID
+from pbmvfl.report.facts import GRID
 
 if TYPE_CHECKING:
-    from pbmvfl.attacks.pictures import Pictures
+    from pbmvfl.attacks.digits import Pictures
     from pbmvfl.attacks.scores import Score
     from pbmvfl.attacks.suite import AttackReport
     from pbmvfl.federation.results import Result

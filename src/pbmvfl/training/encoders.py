@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -73,7 +74,7 @@ class Pixels(nn.Module):
 
 
 def _mlp(shape: Sequence[int], embedding_dim: int) -> nn.Module:
-    columns = _flat(shape)
+    columns = math.prod(shape)
     return nn.Sequential(
         *([nn.Flatten()] if len(shape) > 1 else []),
         nn.Linear(columns, HIDDEN),
@@ -86,14 +87,7 @@ def _mlp(shape: Sequence[int], embedding_dim: int) -> nn.Module:
 
 def _linear(shape: Sequence[int], embedding_dim: int) -> nn.Module:
     layers = [nn.Flatten()] if len(shape) > 1 else []
-    return nn.Sequential(*layers, nn.Linear(_flat(shape), embedding_dim))
-
-
-def _flat(shape: Sequence[int]) -> int:
-    columns = 1
-    for size in shape:
-        columns *= size
-    return columns
+    return nn.Sequential(*layers, nn.Linear(math.prod(shape), embedding_dim))
 
 
 def _multiview(shape: Sequence[int], embedding_dim: int) -> nn.Module:

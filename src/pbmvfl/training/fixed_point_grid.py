@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pbmvfl._compiled import compiled, compiled_sums
 from pbmvfl.crypto.rounded_normal import SIGMA, rounded_normal
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.correlated import COEFFICIENT_BITS, INDEPENDENT, Band
+from pbmvfl.privacy.noise_band import COEFFICIENT_BITS, INDEPENDENT, Band
 
 if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from pbmvfl.errors import PlanError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum
-from pbmvfl.training.correlated import Correlated
 from pbmvfl.training.dense import written_out
 from pbmvfl.training.encoders import check_shape
-from pbmvfl.training.noisy import Noisy
+from pbmvfl.training.noisy import Correlated, Noisy
 from pbmvfl.training.optimizer import TotalTrainer
 
 if TYPE_CHECKING:

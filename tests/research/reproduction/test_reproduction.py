@@ -22,18 +22,17 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import CheckpointError, PlanError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.printed_formulas import communication_bits
 from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
-from pbmvfl.research.reproduction.figures import spread
-from pbmvfl.research.reproduction.publish import Publisher
+from pbmvfl.research.reproduction.publish import Publisher, spread
 from pbmvfl.research.reproduction.records import Record, Records, epochs_to, mean_epochs_to
-from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import STUDIES, Cell, read_study, studies_folder
+from pbmvfl.research.reproduction.study_runner import StudyRunner
 from pbmvfl.research.reproduction.tables import (
     TableRow,
     agrees,
     as_csv,
     as_markdown,
+    communication_bits,
     coupled_epsilon,
     paper_epsilon,
     short_epsilon,

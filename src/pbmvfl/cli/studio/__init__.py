@@ -1,6 +1,7 @@
 """`pbmvfl studio`: a page on this machine that plans as its controls move.
 
-`server` answers from the code of `pbmvfl plan`; `assets` has the page, its script, its style and benchmark records.
+`app` answers from the code of `pbmvfl plan`; `assets` has the page, its script, its style and benchmark records.
+May import everything but `deploy`. Begin with the command below, then `app`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def studio(
     writes nothing, releases nothing and charges nothing. Ctrl+C ends it.
     """
     try:
-        from pbmvfl.cli.studio.server import serve, studio_app
+        from pbmvfl.cli.studio.app import serve, studio_app
     except ModuleNotFoundError as error:
         raise PbmvflError(f"{error.name} is not installed; install it with: pip install 'pbmvfl[studio]'") from error
     if ledger is not None and not ledger.is_dir():

@@ -1,6 +1,6 @@
 """The paper's tables and figures: what to run, what was printed, what came out.
 
-`studies` reads the configurations, `runner` runs them and resumes, `claims` compares with the printed numbers,
-`tables` and `figures` show them, `publish` writes the page.
+`studies` reads the configurations, `study_runner` runs them and resumes, `claims` compares with the printed numbers,
+`tables` shows them, `publish` draws the figures and writes the pages.
 May import what `research` may. Begin with `studies`.
 """

@@ -122,6 +122,7 @@ def paired(text: str, first: Sequence[float], second: Sequence[float]) -> Claim:
 # Scores are the mean of the metric over the last ten epochs.
 
 
+#: From a configuration to its finished runs, or None.
 Find = Callable[[Cell], Sequence[Record] | None]
 _LAST = 10
 #: Largest difference that counts as "almost the same as without privacy".

@@ -26,8 +26,8 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.research.reproduction.records import SCREEN_MARGIN
-from pbmvfl.research.reproduction.runner import OnProgress, Run, StudyRunner
 from pbmvfl.research.reproduction.studies import read_study
+from pbmvfl.research.reproduction.study_runner import OnProgress, Run, StudyRunner
 from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.training.encoders import build_encoder, build_head
 

@@ -14,7 +14,6 @@ from typing import Any
 from pbmvfl._text import counted
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
-from pbmvfl.privacy.printed_formulas import communication_bits
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 from pbmvfl.research.reproduction.records import Record, epochs_to, mean_epochs_to
@@ -65,6 +64,29 @@ def agrees(printed: int, low: int, high: int) -> bool:
     below = min(low * (1 - SLACK_SHARE), low - SLACK_EPOCHS)
     above = max(high * (1 + SLACK_SHARE), high + SLACK_EPOCHS)
     return below <= printed <= above
+
+
+#: Bits of a floating-point number in the paper's cost columns (F).
+_FLOAT_BITS = 32
+
+
+def communication_bits(
+    *,
+    num_epochs: int,
+    num_samples: int,
+    batch_size: int,
+    num_parties: int,
+    embedding_dim: int,
+    num_trials: int | None,
+) -> float:
+    """Return the cost T * B * M * P * (ln(b*M) + F) of Section 5, with F = 32, and 2F for NPQ (num_trials=None).
+
+    T * B is epochs * ceil(N/B) * B, the logarithm is natural and the unit is the bit: that is what the cost columns of
+    Tables 1, 4 and 6 contain, whatever they are called there. Real messages are counted elsewhere, in bytes.
+    """
+    up = _FLOAT_BITS if num_trials is None else math.log(num_trials * num_parties)
+    rows = num_epochs * math.ceil(num_samples / batch_size) * batch_size
+    return rows * num_parties * embedding_dim * (up + _FLOAT_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,6 @@ deployment. Imports with torch and numpy alone, because a machine with a GPU may
 Begin with `engine`.
 """
 
-from pbmvfl.research.simulation.engine import Simulation, Target
+from pbmvfl.research.simulation.engine import Simulation
 
-__all__ = ["Simulation", "Target"]
+__all__ = ["Simulation"]

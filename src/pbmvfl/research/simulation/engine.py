@@ -12,8 +12,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,17 +50,6 @@ def noise_seed(plan: Plan) -> int:
 def noisy_sum(plan: Plan, device: torch.device) -> NoisySum:
     """Return the plan's mechanism as one draw of the sum."""
     return plan.release.simulated_sum(seed=noise_seed(plan), device=device)
-
-
-@dataclass(frozen=True)
-class Target:
-    """Metric and value at which training may stop: the first epoch that reaches it is the last."""
-
-    metric: str
-    value: float
-
-    def reached(self, line: dict[str, Any]) -> bool:
-        return float(line[self.metric]) >= self.value
 
 
 def check_plan(plan: Plan) -> None:
@@ -181,20 +169,13 @@ class Simulation:
         return metrics
 
     def fit(
-        self,
-        *,
-        limit_epochs: int | None = None,
-        stop: Target | None = None,
-        splits: Sequence[str] = ("train", "test"),
-        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        self, *, limit_epochs: int | None = None, splits: Sequence[str] = ("train", "test")
     ) -> list[dict[str, Any]]:
-        """Train to the end of the plan, to `limit_epochs`, or to the target, whichever is first.
+        """Train to the end of the plan or to `limit_epochs`, whichever is first.
 
         Args:
             limit_epochs: Last epoch, at most the plan's.
-            stop: Target that ends training early.
             splits: Splits to evaluate after every epoch.
-            on_epoch: Called with every line of the history.
 
         Returns:
             The history, one line per epoch.
@@ -206,29 +187,11 @@ class Simulation:
             line = {"epoch": self.completed_epochs, "train_loss": loss, **self.evaluate(splits)}
             line["seconds"] = round(time.perf_counter() - started, 4)
             self.history.append(line)
-            if on_epoch is not None:
-                on_epoch(line)
-            if (stop is not None and stop.reached(line)) or not math.isfinite(loss):
+            if not math.isfinite(loss):
                 break
         return self.history
-
-    # --- state ---
 
     def networks(self, encoders: Sequence[Bounded]) -> tuple[Sequence[Bounded], nn.Module]:
         """Write the trained weights into ordinary party networks; return these and the head."""
         self.encoders.load_encoders(encoders)
         return encoders, self.head
-
-    def state(self) -> dict[str, Tensor]:
-        """Return weights, moments and the generator's state: continuing from here is the same run."""
-        return {
-            **self._trainer.state(),
-            "noise": self._noisy_sum.state(),
-            "epochs": torch.tensor(self.completed_epochs),
-        }
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        trainer = {name: value for name, value in state.items() if name not in ("noise", "epochs")}
-        self._trainer.load_state(trainer)
-        self._noisy_sum.load_state(state["noise"])
-        self.completed_epochs = int(state["epochs"])

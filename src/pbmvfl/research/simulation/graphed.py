@@ -28,9 +28,9 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.plan.groups import OptimizerName
 from pbmvfl.plan.plan import Plan
+from pbmvfl.research.simulation.augmentation import Rows
 from pbmvfl.research.simulation.engine import SIMULATED, check_plan, noisy_sum
 from pbmvfl.research.simulation.networks import Everything
-from pbmvfl.research.simulation.pictures import Rows
 from pbmvfl.training.encoders import build_encoder, build_head
 from pbmvfl.training.head import mean_loss
 from pbmvfl.training.optimizer import Trainer

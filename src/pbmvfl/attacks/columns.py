@@ -287,7 +287,7 @@ def column_scores(table: TableAttack) -> list[Score]:
     if not few:
         return []
     values = [np.unique(whole[table.auxiliary, d]) for d in few]
-    target = np.concatenate([(whole[:, d, None] == v) for d, v in zip(few, values, strict=True)], axis=1).astype(float)
+    target = indicators(whole[:, few], values)
     targets = table.targets[:_TARGETS]
     classes = np.eye(table.plan.num_classes)[labels]
     by_label = np.stack(
@@ -312,6 +312,11 @@ def column_scores(table: TableAttack) -> list[Score]:
             )
         )
     return found
+
+
+def indicators(whole: Array, values: list[Array]) -> npt.NDArray[np.float64]:
+    """Return for each column and each of its values whether a row has it, side by side."""
+    return np.concatenate([whole[:, d, None] == own for d, own in enumerate(values)], axis=1).astype(float)
 
 
 def columns_right(scores: Array, truth: Array, values: list[Array]) -> npt.NDArray[np.float64]:

@@ -26,13 +26,14 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pbmvfl._files import read_object
+from pbmvfl._text import for_json
 from pbmvfl.cli.data_options import KnownData
 from pbmvfl.cli.descriptions import describe_plan
 from pbmvfl.cli.options import AskedBudget
 from pbmvfl.cli.plan import make_plan, plan_to_dict
 from pbmvfl.errors import LedgerError, PbmvflError, PlanError, RunFolderError
+from pbmvfl.ledger.database import ENDING
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.owner import ENDING
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.privacy.table import UNITS_LEGEND, format_epsilon, privacy_table
@@ -219,7 +220,7 @@ def _shown(settings: Settings, planned: PlannedBudget) -> dict[str, Any]:
                 "unit": str(row.unit),
                 "from": "all parties" if row.unit is Unit.LABEL else str(row.adversary),
                 "epsilon": format_epsilon(row.epsilon),
-                "value": row.epsilon if math.isfinite(row.epsilon) else "inf",
+                "value": for_json(row.epsilon),
                 "right": math.ceil(50 + 50 * row.advantage_upper_bound - 1e-12),
                 "found": math.ceil(1000 * row.detection_upper_bound - 1e-9),
             }

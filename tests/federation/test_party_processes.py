@@ -26,12 +26,12 @@ from pbmvfl.errors import (
     TransportError,
     WrongPlan,
 )
-from pbmvfl.federation import processes
+from pbmvfl.federation import party_processes
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.federation import Federation, Parties
 from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_processes import Processes
 from pbmvfl.federation.party_setup import ROUNDS_AHEAD
-from pbmvfl.federation.processes import Processes
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.round_kinds import JOINT, Split
 from support.federation_runs import (
@@ -129,7 +129,7 @@ def test_no_process_is_left_if_a_later_party_cannot_be_made(make_data, make_plan
     assert no_process_is_left()
 
 
-error_from, error_text = processes._error_from, processes._error_text
+error_from, error_text = party_processes._error_from, party_processes._error_text
 
 #: Every error that is made of words; the others are never a party's own.
 ERRORS = [
@@ -226,14 +226,14 @@ import numpy as np
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.federation import Federation, Parties
 from pbmvfl.plan.plan import Plan
-from pbmvfl.federation import processes
+from pbmvfl.federation import party_processes
 
 started = []
 
 def interrupt():
     os.killpg(os.getpgid(0), signal.SIGINT)
 
-class Child(processes._Child):
+class Child(party_processes._Child):
     def __init__(self, setup):
         if started and sys.argv[2] == "starting":
             interrupt()  # the first party is on its way
@@ -249,7 +249,7 @@ def main():
         test_labels=y, class_names=("no", "yes"), default_encoder="linear",
     )
     plan = Plan.for_data(data, num_epochs=50, batch_size=10, num_trials=2)
-    processes._Child = Child
+    party_processes._Child = Child
     stop = lambda completed, *_: completed == 3 and interrupt()
     try:
         Federation(plan, parties=Parties.PROCESSES).fit(data, ledger=Path(sys.argv[1]), on_round=stop)

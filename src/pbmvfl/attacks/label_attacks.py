@@ -24,6 +24,8 @@ from pbmvfl.privacy.accounting import label_bound
 Array = npt.NDArray[Any]
 #: Label epsilons that a plan is attacked with; None: labels in clear.
 LEVELS: tuple[float | None, ...] = (None, 4.0, 2.0, 1.0)
+#: Rounds that are looked at.
+_MOST_ROUNDS = 100
 
 
 def solved_labels(gradient_BP: Array, head_KP: Array) -> npt.NDArray[np.int64]:
@@ -69,7 +71,7 @@ def clustered_labels(gradient_BP: Array, known_B: Array, num_classes: int, *, se
     return np.asarray(names[found], dtype=np.int64)
 
 
-def label_scores(plan: Plan, data: VerticalDataset, *, seed: int, rounds: int = 100) -> list[Score]:
+def label_scores(plan: Plan, data: VerticalDataset, *, seed: int) -> list[Score]:
     """Attack training labels in clear and by label epsilons, with the head known and without.
 
     Each row's first gradient is used: later ones are computed from the same drawn label.
@@ -78,22 +80,21 @@ def label_scores(plan: Plan, data: VerticalDataset, *, seed: int, rounds: int = 
         plan: A joint plan; its label epsilon is replaced.
         data: The rows.
         seed: Of noise, drawn labels and clusters.
-        rounds: Most rounds that are looked at.
     """
     found = []
     for level in LEVELS:
         chosen = plan.replace(label_epsilon=level, num_epochs=1)
-        found += _scores(chosen, data, seed=seed, rounds=rounds)
+        found += _scores(chosen, data, seed=seed)
     return found
 
 
-def _scores(plan: Plan, data: VerticalDataset, *, seed: int, rounds: int) -> list[Score]:
+def _scores(plan: Plan, data: VerticalDataset, *, seed: int) -> list[Score]:
     random = np.random.default_rng(seed)
     truth = data.train_labels
     known = np.where(random.random(len(truth)) < 0.5, truth, -1)  # the attacker's auxiliary rows
     solved, clustered, rows = [], [], []
     for number, turn in enumerate(joint_rounds(plan, data, seed=seed)):
-        if number == rounds:
+        if number == _MOST_ROUNDS:
             break
         targets = known[turn.rows] < 0
         solved.append(solved_labels(turn.gradient_BP, turn.head[0])[targets])
@@ -117,12 +118,8 @@ def _scores(plan: Plan, data: VerticalDataset, *, seed: int, rounds: int) -> lis
                 attack=f"{name}, {level}",
                 attacker=CURIOUS_PARTY,
                 setting="labels from gradients",
-                bound=_most_labels(bound, prior, plan),
+                bound=None if plan.label_epsilon is None else most_right(bound, prior),
                 bound_words="label epsilon" if plan.label_epsilon is not None else "labels in clear have none",
             )
         )
     return scores
-
-
-def _most_labels(bound: Any, prior: float, plan: Plan) -> float | None:
-    return None if plan.label_epsilon is None else most_right(bound, prior)

@@ -11,9 +11,17 @@ from scipy import stats
 
 from pbmvfl.audit import laws
 from pbmvfl.audit.constants import DEVIATIONS, FALSE_ALARM_RATE, LEVEL, MOST_TESTS, NOMINAL_RATE, SMALLEST_EXPECTED
-from pbmvfl.audit.evidence import IntegerLaw, chi_square_test, count_test, law_tests, normal_test, pooled, uniform_tests
 from pbmvfl.audit.games import at_least, at_most, epsilon_at_least
 from pbmvfl.audit.laws import sent_law, trials_for
+from pbmvfl.audit.statistics import (
+    IntegerLaw,
+    chi_square_test,
+    count_test,
+    law_tests,
+    normal_test,
+    pooled,
+    uniform_tests,
+)
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.mechanisms import MECHANISMS, PoissonBinomial, PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.label_response import LabelResponse

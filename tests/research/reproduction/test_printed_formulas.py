@@ -8,8 +8,9 @@ from fractions import Fraction
 import mpmath
 import pytest
 
-from pbmvfl.privacy import printed_formulas
+from pbmvfl.privacy.events import local_gaussian_variance
 from pbmvfl.privacy.renyi import cell_rdp, record_rdp
+from pbmvfl.research.reproduction.tables import communication_bits
 
 #: (num_trials or None for NPQ, beta, epochs, printed cost); rows that never reach their target have no cost.
 CIFAR_10_TABLE_1 = [
@@ -55,13 +56,13 @@ PHISHING_TABLE_6 = [
 
 
 def cifar(num_trials: int | None, epochs: int) -> float:
-    return printed_formulas.communication_bits(
+    return communication_bits(
         num_epochs=epochs, num_samples=50_000, batch_size=100, num_parties=4, embedding_dim=16, num_trials=num_trials
     )
 
 
 def tabular(num_trials: int | None, epochs: int, rows_an_epoch: int) -> float:
-    return printed_formulas.communication_bits(
+    return communication_bits(
         num_epochs=epochs,
         num_samples=rows_an_epoch,
         batch_size=100,
@@ -186,10 +187,10 @@ def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
 
 
 def test_the_variance_of_the_baseline() -> None:
-    assert printed_formulas.ldp_variance(num_parties=4, num_trials=16, beta=0.1) == pytest.approx(50)
+    assert local_gaussian_variance(num_parties=4, num_trials=16, beta=0.1, bound=1.0) == pytest.approx(50)
 
 
 def test_natural_logarithm_and_bits() -> None:
     one = {"num_epochs": 1, "num_samples": 1, "batch_size": 1, "num_parties": 4, "embedding_dim": 1}
-    assert printed_formulas.communication_bits(**one, num_trials=16) == pytest.approx(4 * (32 + math.log(64)))
-    assert printed_formulas.communication_bits(**one, num_trials=None) == 4 * 64
+    assert communication_bits(**one, num_trials=16) == pytest.approx(4 * (32 + math.log(64)))
+    assert communication_bits(**one, num_trials=None) == 4 * 64
