@@ -92,7 +92,7 @@ def parse(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def ask(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         line.sendall(request)
         line.shutdown(socket.SHUT_WR)
         answer = b""
@@ -147,7 +147,7 @@ def test_the_port_answers_with_the_newest_status(file: Path) -> None:
     with MetricsPort(file, 0) as metrics:
         for number in (41, 42):
             file.write_text(json.dumps(status(round=number).to_dict()))
-            line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=10)
+            line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=60)
             line.request("GET", "/metrics")
             answer = line.getresponse()
             assert answer.status == 200
@@ -187,7 +187,7 @@ def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: byte
 def test_no_other_address_of_this_machine_reaches_the_port(file: Path) -> None:
     with MetricsPort(file, 0) as metrics:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", metrics.port), timeout=10)
+            socket.create_connection(("127.0.0.2", metrics.port), timeout=60)
         assert b" 200 " in ask(metrics.port, b"GET /metrics HTTP/1.0\r\n\r\n")
 
 
