@@ -30,21 +30,10 @@ from pbmvfl.deploy.alignment.messages import (
     read_agree,
     refused,
 )
-from pbmvfl.deploy.alignment.psi import (
-    CHUNK,
-    WORKERS,
-    Index,
-    PsiServer,
-    chunk_size,
-    num_chunks,
-    points_of,
-    secret_order,
-)
+from pbmvfl.deploy.alignment.psi import CHUNK, Index, PsiServer, chunk_size, num_chunks, points_of, secret_order
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds, Rows, order_digest
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.errors import AlignmentError
-
-__all__ = ["AgreedOrder", "AlignmentLimits", "PartySideAlignment"]
 
 _log = logging.getLogger(__name__)
 #: Chunks of the setup that are made ahead while others travel.
@@ -56,7 +45,6 @@ _FAULT = "something failed at this party; its owner's log says what"
 class AlignmentLimits:
     """Owner's limits. Each id that the label holder names is a query whether that person is here."""
 
-    allowed: bool = True
     most_ids: int = 10_000_000
     #: Fewer common rows than this would single out people.
     least_rows: int = 1
@@ -73,8 +61,7 @@ class PartySideAlignment:
         ids: RowIds,
         kinds: str,
         keep: Callable[[AgreedOrder], None],
-        limits: AlignmentLimits | None = None,
-        workers: int = WORKERS,
+        limits: AlignmentLimits,
     ) -> None:
         """Store the parameters.
 
@@ -82,7 +69,7 @@ class PartySideAlignment:
         rows in their order, once all agree.
         """
         self._party, self._name, self._ids, self._kinds, self._keep = party, name, ids, kinds, keep
-        self._limits, self._workers = limits or AlignmentLimits(), workers
+        self._limits = limits
         self._begin: Begin | None = None
         self._psi: PsiServer | None = None
         self._shared: SharedKey | None = None
@@ -152,8 +139,6 @@ class PartySideAlignment:
         begin = Begin.from_body(question.body)
         if self._begin is not None or question.number:
             raise AlignmentError("BEGIN was asked before; a second list of ids needs another alignment")
-        if not self._limits.allowed:
-            raise AlignmentError("its owner's policy permits no alignment")
         if begin.name != self._name:
             raise AlignmentError(f"name={begin.name!r}: this party is here for {self._name!r}")
         if begin.count > self._limits.most_ids:
@@ -167,7 +152,7 @@ class PartySideAlignment:
             )
         own = OrderKey()
         self._shared = own.with_share(begin.share, label_share=begin.share, party_share=own.share, party=self._party)
-        self._psi = PsiServer(workers=self._workers)
+        self._psi = PsiServer()
         self._places = secret_order(len(self._ids))
         self._begin = begin
         self._prepare_setup(0)
