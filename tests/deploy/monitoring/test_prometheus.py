@@ -9,6 +9,7 @@ import math
 import re
 import socket
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_up_is_whether_a_process_is_alive_and_at_work(tmp_path: Path) -> None:
 
 
 def test_the_port_answers_with_the_newest_status(file: Path) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         for number in (41, 42):
             file.write_text(json.dumps(status(round=number).to_dict()))
             line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=60)
@@ -172,7 +173,7 @@ def test_the_port_answers_with_the_newest_status(file: Path) -> None:
     ],
 )
 def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: bytes, code: int) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         try:
             answer = ask(metrics.port, request_)
         except ConnectionError:  # it is closed before all of a long request was read
@@ -185,7 +186,7 @@ def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: byte
 
 
 def test_no_other_address_of_this_machine_reaches_the_port(file: Path) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", metrics.port), timeout=60)
         assert b" 200 " in ask(metrics.port, b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -195,7 +196,7 @@ def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "_PATIENCE", 0.2)
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         silent = socket.create_connection(("127.0.0.1", metrics.port))
         slow, stop = socket.create_connection(("127.0.0.1", metrics.port)), threading.Event()
 
@@ -228,12 +229,12 @@ def test_a_port_out_of_range_is_named(file: Path, port: object) -> None:
 
 
 def test_a_port_that_is_taken_is_named_with_a_way_out(file: Path) -> None:
-    with MetricsPort(file, 0) as first, pytest.raises(FederationError, match="give another"):
+    with closing(MetricsPort(file, 0)) as first, pytest.raises(FederationError, match="give another"):
         MetricsPort(file, first.port)
 
 
 def test_a_closed_port_is_free_again(file: Path) -> None:
-    with MetricsPort(file, 0) as first:
+    with closing(MetricsPort(file, 0)) as first:
         port = first.port
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"")

@@ -186,20 +186,6 @@ def test_importing_status_and_reading_one_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_what_killed_processes_had_begun_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f"status.json.{gone.pid}.tmp"
-    alive = tmp_path / f"status.json.{os.getppid()}.tmp"
-    other = tmp_path / "status.json.tmp"
-    for path in (left, alive, other):
-        path.write_text("{")
-    new(tmp_path / "status.json").close()
-    assert not left.exists()
-    assert alive.exists()
-    assert other.exists()
-
-
 def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     told = new(tmp_path / "missing" / "status.json")
     told.update(round=3)
@@ -207,15 +193,6 @@ def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     told.close()
     assert "No such file" in told.trouble
     assert told.now.round == 3
-
-
-def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "ledger.sqlite"
-    victim.write_text("book")
-    (tmp_path / f"status.json.{os.getpid()}.tmp").symlink_to(victim)
-    told = new(tmp_path / "status.json")
-    told.close()
-    assert victim.read_text() == "book"
 
 
 def test_an_error_that_ends_the_job_is_its_state(tmp_path: Path) -> None:

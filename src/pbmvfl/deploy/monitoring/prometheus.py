@@ -117,12 +117,6 @@ class MetricsPort:
         self._server.server_close()
         self._thread.join(timeout=_PATIENCE)
 
-    def __enter__(self) -> MetricsPort:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.close()
-
 
 class _Server(HTTPServer):
     """HTTP server without request threads, so that no client can exhaust them; errors stay within a connection."""
