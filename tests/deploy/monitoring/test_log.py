@@ -221,9 +221,9 @@ def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) 
     )
     path = tmp_path / "x.jsonl"
     children = [subprocess.Popen([sys.executable, "-c", code, str(path), name]) for name in "ab"]
-    assert [child.wait(60) for child in children] == [0, 0]
+    assert [child.wait(600) for child in children] == [0, 0]
     file = LogFile(path, largest=5000, files=50)
-    threads = [threading.Thread(target=lambda: [file.write("t" * 60) for _ in range(50)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [file.write("t" * 60) for _ in range(50)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -232,7 +232,7 @@ def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) 
     for name in "ab":
         own = [line for line in written if line.startswith(name)]
         assert own == [f"{name} {i:04d} {'x' * 50}" for i in range(500)]
-    assert written.count("t" * 60) == 100
+    assert written.count("t" * 60) == 400
 
 
 def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
@@ -322,25 +322,6 @@ def test_files_of_a_job_that_nobody_has_looked_at_to_the_end_go_at_a_start(home:
     assert remove_unfinished_jobs(home) == 2
     assert {path.name for path in home.kit.iterdir()} == {job(1), job(7), "startup"}
     assert outside.is_dir()
-
-
-def test_threads_that_rotate_at_once_lose_nothing(tmp_path: Path) -> None:
-    file = LogFile(tmp_path / "x.jsonl", largest=200, files=500)
-    start = threading.Barrier(8)
-
-    def write(name: int) -> None:
-        start.wait()
-        for number in range(60):
-            file.write(f"{name} {number:03d} {'x' * 40}")
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    written = "".join(each.read_text() for each in log_files(tmp_path / "x.jsonl", 500)).splitlines()
-    for name in range(8):
-        assert [line[2:5] for line in written if line.startswith(f"{name} ")] == [f"{n:03d}" for n in range(60)]
 
 
 def test_a_home_without_a_kit_has_nothing_to_remove(home: SiteFolder) -> None:
