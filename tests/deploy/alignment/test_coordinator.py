@@ -48,8 +48,8 @@ def test_the_result_is_what_sets_would_give_and_all_have_it_in_one_order(lists, 
         return
     alignment = run.align(own)
     order = [own[row] for row in alignment.rows]
-    assert len(order) == len(expected)
-    assert set(order) == expected
+    assert sorted(order) == sorted(expected)
+    assert alignment.rows.dtype == np.int64
     assert alignment.digest == hmac_of_order(alignment.key, order)
     for number, ids in enumerate(parties):
         party = f"party-{number}"
@@ -302,28 +302,6 @@ def test_a_lost_party_ends_the_alignment():
 # --- adversaries ---
 
 
-def test_the_same_question_again_gets_the_same_bytes_again_and_a_second_list_does_not():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-    bank = run.sides["bank"]
-    begun: list[bytes] = []
-
-    def twice(party, data):
-        if party == "bank":
-            begun.append(data)
-        return data
-
-    run.link.on_question = twice
-    run.link.on_answer = lambda party, data: _same_again(bank, begun, data) if party == "bank" else data
-    run.align(PEOPLE)
-    assert bank.kept
-    assert bank.receive(begun[0])[:1] == b"\1"
-
-
-def _same_again(bank, begun, answer):
-    assert bank.receive(begun[-1]) == answer
-    return answer
-
-
 def test_a_second_request_for_the_same_chunk_is_refused_and_ends_the_alignment():
     """Else a label holder could have more ids looked up than it said at the beginning."""
     run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
@@ -477,11 +455,6 @@ def test_a_secret_order_is_a_uniform_permutation():
         counts[order] = counts.get(order, 0) + 1
     assert sorted(next(iter(counts))) == [0, 1, 2, 3]
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) + 200 * (24 - len(counts)) < 110
-
-
-def test_rows_keep_their_type():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-    assert run.align(PEOPLE).rows.dtype == np.int64
 
 
 @given(st.lists(st.binary(min_size=3, max_size=3), min_size=1), st.lists(st.binary(min_size=3, max_size=3)))

@@ -80,7 +80,6 @@ class PartySideAlignment:
         self._rows: list[Rows] = []
         self._agreed: AgreedOrder | None = None
         self._over = False
-        self._last: tuple[bytes, bytes] | None = None
         #: True once the rows are written and the alignment is complete here.
         self.kept = False
         #: Last error, for the owner's log only; never sent.
@@ -91,21 +90,17 @@ class PartySideAlignment:
         return self.receive(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
 
     def receive(self, data: bytes) -> bytes:
-        """Answer any question. A repeated question gets the same bytes again."""
-        if self._last is not None and data == self._last[0]:
-            return self._last[1]
+        """Answer any question. The link asks no question twice."""
         try:
             if self._over:
                 raise AlignmentError("this alignment was refused, and is over; begin another")
-            answer = accepted(self._answer(Question.from_bytes(data)))
+            return accepted(self._answer(Question.from_bytes(data)))
         except Exception as error:
             self._over, self.last_error = True, self.last_error or error
             self.close()
             # Errors of this class mention only messages, counts and limits, so they may be sent; other errors may not.
-            answer = refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
             _log.warning("alignment refused: %s", error)
-        self._last = (bytes(data), answer)
-        return answer
+            return refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
 
     def close(self) -> None:
         """Forget the key. Idempotent."""
