@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,27 +98,6 @@ def test_what_a_burst_ends_with_is_written_when_it_is_closed(tmp_path: Path) -> 
     found = read_status(tmp_path / "status.json")
     assert found is not None
     assert found.round == 99
-
-
-def test_a_reader_beside_a_writer_finds_a_whole_status_every_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SHORTEST_PAUSE", 0.0)
-    path = tmp_path / "status.json"
-    told, stop = new(path), threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not stop.is_set():
-            told.update(round=(number := number + 1))
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    found = [read_status(path) for _ in range(500)]
-    stop.set()
-    writer.join(10)
-    told.close()
-    assert None not in found
 
 
 @pytest.mark.parametrize(
@@ -266,7 +244,10 @@ def test_no_private_value_of_an_error_is_kept(tmp_path: Path, error: Exception) 
     told = new(path)
     told.failed(raised(error))
     told.close()
-    text = path.read_text()
+    said = json.loads(path.read_text())
+    for changing in ("started", "updated", "pid", "process_started", "boot"):  # which may have the same digits
+        del said[changing]
+    text = json.dumps(said)
     assert "4711" not in text
     assert "0.73" not in text
     assert type(error).__name__ in text

@@ -21,8 +21,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from pbmvfl._descriptors import NO_FOLLOW, POLL_INTERVAL, open_file, read_at, set_mode
-from pbmvfl._files import PRIVATE_FILE, make_private_folder
+from pbmvfl._descriptors import POLL_INTERVAL
+from pbmvfl._files import PRIVATE_FILE, append_durably, make_private_folder
 from pbmvfl.deploy.monitoring.log_events import LEVELS, Event, permitted_fields, sentence
 from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.deploy.monitoring.status import read_status
@@ -57,12 +57,7 @@ class LogFile:
             size = self.path.stat().st_size if self.path.exists() else 0
             if size and size + len(data) > self._largest:
                 self._rotate()
-            descriptor = open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, PRIVATE_FILE)
-            with open(descriptor, "r+b", buffering=0) as file:
-                set_mode(descriptor, PRIVATE_FILE)
-                size = os.fstat(descriptor).st_size
-                is_cut = size and read_at(descriptor, 1, size - 1) != b"\n"  # by a full disk or a kill
-                file.write(b"\n" + data if is_cut else data)
+            append_durably(self.path, data)
 
     def _rotate(self) -> None:
         for number in range(self._files - 2, -1, -1):
