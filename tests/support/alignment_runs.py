@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pbmvfl.deploy.alignment.coordinator import Alignment, LabelSideAlignment
-from pbmvfl.deploy.alignment.party import AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.protocol.transport import Answers
@@ -101,7 +101,7 @@ class AlignmentRun:
                 ids=ids,
                 kinds="ucg",
                 keep=keep or functools.partial(self.kept.__setitem__, party),
-                limits=AlignmentLimits(**limits),
+                **limits,
             )
             for party, ids in self.ids.items()
         }

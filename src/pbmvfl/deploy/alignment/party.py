@@ -4,7 +4,7 @@ The party learns how many ids the label holder has, whether they are words or wh
 all organisations have, in their common order. It reveals how many rows it has, how many numbers a row becomes, the form
 of its ids, and for each id that the label holder named whether it is here. Feature values are not read.
 
-A label holder may name arbitrary ids, as many as it announced. `AlignmentLimits` bounds that.
+A label holder may name arbitrary ids, as many as it announced. The owner's `most_ids` bounds that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,15 +40,6 @@ _AHEAD = 2
 _FAULT = "something failed at this party; its owner's log says what"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignmentLimits:
-    """Owner's limits. Each id that the label holder names is a query whether that person is here."""
-
-    most_ids: int = 10_000_000
-    #: Fewer common rows than this would single out people.
-    least_rows: int = 1
-
-
 class PartySideAlignment:
     """Party's role in one alignment. After a refusal it is over."""
 
@@ -61,15 +51,22 @@ class PartySideAlignment:
         ids: RowIds,
         kinds: str,
         keep: Callable[[AgreedOrder], None],
-        limits: AlignmentLimits,
+        most_ids: int = 10_000_000,
+        least_rows: int = 1,
     ) -> None:
         """Store the parameters.
 
-        `name` is the alignment that the owner expects, `kinds` those of its columns (`plan.shapes`); `keep` writes the
-        rows in their order, once all agree.
+        Args:
+            party: Name of this party.
+            name: The alignment that the owner expects.
+            ids: The party's ids.
+            kinds: Kinds of its columns (`plan.shapes`).
+            keep: Writes the rows in their order, once all agree.
+            most_ids: Largest number of the label holder's ids: each is a query whether that person is here.
+            least_rows: Smallest number of common rows: fewer would single out people.
         """
         self._party, self._name, self._ids, self._kinds, self._keep = party, name, ids, kinds, keep
-        self._limits = limits
+        self._most_ids, self._least_rows = most_ids, least_rows
         self._begin: Begin | None = None
         self._psi: PsiServer | None = None
         self._shared: SharedKey | None = None
@@ -136,9 +133,9 @@ class PartySideAlignment:
             raise AlignmentError("BEGIN was asked before; a second list of ids needs another alignment")
         if begin.name != self._name:
             raise AlignmentError(f"name={begin.name!r}: this party is here for {self._name!r}")
-        if begin.count > self._limits.most_ids:
+        if begin.count > self._most_ids:
             raise AlignmentError(
-                f"the label holder has {begin.count:,} ids; its owner's policy permits {self._limits.most_ids:,}"
+                f"the label holder has {begin.count:,} ids; its owner's policy permits {self._most_ids:,}"
             )
         if not begin.form.fits(self._ids.form):
             raise AlignmentError(
@@ -199,8 +196,8 @@ class PartySideAlignment:
         rows = np.concatenate([np.zeros(0, np.int64), *self._rows])
         if len(rows) != count or not count or len(np.unique(rows)) != count:
             raise AlignmentError(f"the order has {len(rows):,} rows, not {count:,} different ones; nothing was kept")
-        if count < self._limits.least_rows:
-            raise AlignmentError(f"{count:,} rows are common; its owner's policy wants {self._limits.least_rows:,}")
+        if count < self._least_rows:
+            raise AlignmentError(f"{count:,} rows are common; its owner's policy wants {self._least_rows:,}")
         digest = order_digest(key, self._ids.pieces(rows), count)
         self._agreed = AgreedOrder(name=self._name, rows=rows, key=key, digest=digest)
         self._tags = None

@@ -102,12 +102,9 @@ class RowIds:
 
     def pieces(self, rows: Rows | None = None) -> Iterator[list[str]]:
         """Yield the ids of these rows, or of all, in pieces."""
-        count = len(self) if rows is None else len(rows)
-        for start in range(0, count, _PIECE):
-            if rows is None:
-                yield self.column.slice(start, _PIECE).to_pylist()
-            else:
-                yield self.take(rows[start : start + _PIECE])
+        rows = np.arange(len(self)) if rows is None else rows
+        for start in range(0, len(rows), _PIECE):
+            yield self.take(rows[start : start + _PIECE])
 
 
 def _as_arrow(values: Any, where: str) -> Any:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, load_labels, materialise, materialise_labels
 from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
-from pbmvfl.deploy.alignment.party import AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder
 from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
 from pbmvfl.deploy.link.interface import ServerLink
@@ -44,7 +44,8 @@ def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> P
         ids=table.ids,
         kinds=table.columns.kinds,
         keep=keep,
-        limits=AlignmentLimits(most_ids=policy.runs.largest_alignment, least_rows=policy.runs.smallest_alignment),
+        most_ids=policy.runs.largest_alignment,
+        least_rows=policy.runs.smallest_alignment,
     )
 
 
