@@ -124,6 +124,18 @@ def is_whole(text: bytes) -> bool:
     return first.isdigit() and text == (first + b" ") * (1 + int(first) % 997)
 
 
+def test_what_need_not_be_durable_is_not_forced_to_disk(monkeypatch, tmp_path):
+    def slow(_: int) -> None:
+        raise OSError("a slow disk")
+
+    monkeypatch.setattr(os, "fsync", slow)
+    write_atomically(tmp_path / "status.json", "now", durable=False)
+    assert (tmp_path / "status.json").read_text() == "now"
+    with pytest.raises(WriteError, match="a slow disk"):
+        write_atomically(tmp_path / "status.json", "later")
+    assert (tmp_path / "status.json").read_text() == "now"
+
+
 def test_a_reader_never_finds_an_empty_or_partial_file(tmp_path):
     """Two threads and two processes write a file of up to a few pages; readers look as long as there are writers."""
     path, count, writers = tmp_path / "index.json", 150, 4

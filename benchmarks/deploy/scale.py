@@ -81,7 +81,14 @@ def run_job(homes: Mapping[str, SiteFolder], order: JobSpec) -> dict[str, Any]:
         thread.join()
     if any(each["code"] for each in used.values()):
         raise SystemExit(f"the job {order.work} did not end well: {used}")
-    return {"seconds": round(time.perf_counter() - began, 1), "roles": {name: used[name] for name in homes}}
+    seconds = time.perf_counter() - began
+    worked = sum(each["processor_seconds"] for each in used.values())
+    return {
+        "seconds": round(seconds, 1),
+        # Share of the cores' time that the roles had, on a machine without other work.
+        "busy": round(worked / seconds / (os.cpu_count() or 1), 3),
+        "roles": {name: used[name] for name in homes},
+    }
 
 
 def measure(rows: int, parties: int, columns: int, *, trains: bool) -> dict[str, Any]:

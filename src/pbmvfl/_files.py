@@ -40,8 +40,10 @@ _WAYS_OUT = {
 }
 
 
-def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
+def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None, durable: bool = True) -> None:
     """Write a temporary file beside `path`, force it to disk, then replace. A `mode` holds whatever the umask is.
+
+    What is not `durable` is not forced to disk: a power cut may lose it.
 
     Each write has a temporary file of its own, so that of several writers the last one to finish wins, and a reader
     finds the whole file of one of them. If a write fails, as on a full disk, the file is as it was and its temporary
@@ -52,11 +54,13 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) 
         with _temporary_for(path, mode) as (temporary, file):
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             if WINDOWS:
                 file.close()
             os.replace(temporary, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         raise not_written(path, error) from error
 

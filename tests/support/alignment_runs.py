@@ -9,7 +9,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pbmvfl.deploy.alignment.coordinator import Alignment, AlignmentLimits, LabelSideAlignment, PartySideAlignment
+import pyarrow as pa
+
+from pbmvfl.deploy.alignment.coordinator import Alignment, LabelSideAlignment
+from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.protocol.transport import Answers
@@ -73,6 +76,10 @@ class MemoryLink:
         return b"|".join(question + b"|" + answer for _, question, answer in self.crossed)
 
 
+def align(link: MemoryLink, ids: Any, *, name: str = NAME, **arguments: Any) -> Alignment:
+    return LabelSideAlignment(link, RowIds.of(pa.array(ids)), name=name, **arguments).run()
+
+
 class AlignmentRun:
     """The parties' lists, the link between them, and what each has kept."""
 
@@ -85,7 +92,7 @@ class AlignmentRun:
         **limits: Any,
     ) -> None:
         """Make the sides of the lists. That of `bank` may be of another kind; `keep` is called instead of keeping."""
-        self.ids = {party: RowIds.of(values) for party, values in lists.items()}
+        self.ids = {party: RowIds.of(pa.array(values)) for party, values in lists.items()}
         self.kept: dict[str, AgreedOrder] = {}
         self.sides = {
             party: (bank if party == "bank" else PartySideAlignment)(
@@ -94,7 +101,7 @@ class AlignmentRun:
                 ids=ids,
                 kinds="ucg",
                 keep=keep or functools.partial(self.kept.__setitem__, party),
-                limits=AlignmentLimits(**limits),
+                **limits,
             )
             for party, ids in self.ids.items()
         }
@@ -102,7 +109,7 @@ class AlignmentRun:
 
     def align(self, ids: Any, *, name: str = NAME, **arguments: Any) -> Alignment:
         try:
-            return LabelSideAlignment().align(self.link, ids, name=name, **arguments)
+            return align(self.link, ids, name=name, **arguments)
         finally:
             for side in self.sides.values():
                 side.close()

@@ -88,6 +88,8 @@ class Federation:
             **self.choices,
         )
         self._ends: list[tuple[GrpcPartyLink, threading.Thread]] = []
+        #: Called at the end, so that handlers which a test holds let go.
+        self.releases: list[Callable[[], None]] = []
 
     def site(self, name: str, **choices: Any) -> Site:
         choices.setdefault("credentials", self.authority.issue(name))
@@ -107,6 +109,8 @@ class Federation:
         return end
 
     def close(self) -> None:
+        for release in self.releases:
+            release()
         for end, _ in self._ends:
             end.close()
         self.line.close()

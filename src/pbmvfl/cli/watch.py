@@ -102,8 +102,6 @@ def logs(
             _print_lines(console, reader.new_lines(level=level, run=run), json_)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
-    finally:
-        reader.close()
 
 
 # --- Watch ---

@@ -16,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.data import readers
-from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, AlignedRows, materialise, materialise_labels
+from pbmvfl.deploy.alignment.aligned_rows import (
+    AlignedLabels,
+    AlignedRows,
+    load_labels,
+    materialise,
+    materialise_labels,
+)
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest, order_proof
 from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
 from pbmvfl.errors import AlignmentError, DataError, WriteError
@@ -337,7 +343,8 @@ def label_rows(folder: Path, labels: list[str], rows: list[int]) -> AlignedLabel
     lines = [f"{number},{label}\n" for number, label in enumerate(labels)]
     (folder / "clinic.csv").write_text("person,ill\n" + "".join(lines))
     table = read_label_table(folder / "clinic.csv", id="person", label="ill")
-    return materialise_labels(table, agreed(table, rows), folder / "people")
+    materialise_labels(table, agreed(table, rows), folder / "people")
+    return load_labels(folder / "people")
 
 
 def test_labels_stand_in_the_common_order(tmp_path):
@@ -350,13 +357,14 @@ def test_labels_stand_in_the_common_order(tmp_path):
 def test_rows_without_labels_are_there_to_be_predicted(tmp_path):
     (tmp_path / "new.csv").write_text("person\n1\n2\n")
     table = read_label_table(tmp_path / "new.csv", id="person", label=None)
-    assert materialise_labels(table, agreed(table, [1]), tmp_path / "people").labels is None
+    materialise_labels(table, agreed(table, [1]), tmp_path / "people")
+    assert load_labels(tmp_path / "people").labels is None
 
 
 def test_a_party_s_rows_are_not_taken_for_labels_nor_labels_for_rows(tmp_path):
     party_rows(tmp_path)
     with pytest.raises(AlignmentError, match="a party's rows"):
-        AlignedLabels.load(tmp_path / "alignments" / "people")
+        load_labels(tmp_path / "alignments" / "people")
     label_rows(tmp_path, ["yes", "no"], [0, 1])
     with pytest.raises(AlignmentError, match="is no party's"):
         AlignedRows.load(tmp_path / "people")

@@ -6,18 +6,19 @@ import hashlib
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.deploy.alignment import psi
-from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment, PartySideAlignment
 from pbmvfl.deploy.alignment.messages import LONGEST_WORDS, Begin, Kind, OrderKey, Question, refused
+from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.row_ids import IdForm, RowIds, order_proof
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.errors import AlignmentError, PartyLost
 from pbmvfl.protocol.transport import Answers
-from support.alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
+from support.alignment_runs import NAME, AlignmentRun, MemoryLink, align, hmac_of_order
 
 pytest.importorskip("private_set_intersection.python")
 
@@ -47,8 +48,8 @@ def test_the_result_is_what_sets_would_give_and_all_have_it_in_one_order(lists, 
         return
     alignment = run.align(own)
     order = [own[row] for row in alignment.rows]
-    assert len(order) == len(expected)
-    assert set(order) == expected
+    assert sorted(order) == sorted(expected)
+    assert alignment.rows.dtype == np.int64
     assert alignment.digest == hmac_of_order(alignment.key, order)
     for number, ids in enumerate(parties):
         party = f"party-{number}"
@@ -98,9 +99,9 @@ def test_only_the_same_order_of_the_same_alignment_proves_itself():
     def proof(order, challenge, party):
         return order_proof(key=order.key, digest=order.digest, challenge=challenge, party=party)
 
-    wanted = alignment.proof(b"c" * 32, "bank")
+    wanted = proof(alignment, b"c" * 32, "bank")
     assert proof(first.kept["bank"], b"c" * 32, "bank") == wanted
-    assert proof(second.kept["bank"], b"c" * 32, "bank") == other.proof(b"c" * 32, "bank") != wanted
+    assert proof(second.kept["bank"], b"c" * 32, "bank") == proof(other, b"c" * 32, "bank") != wanted
     assert proof(first.kept["bank"], b"d" * 32, "bank") != wanted
     assert proof(first.kept["shop"], b"c" * 32, "shop") != wanted
     swapped = hmac_of_order(alignment.key, [PEOPLE[row] for row in alignment.rows[::-1]])
@@ -191,19 +192,16 @@ def test_a_party_learns_how_many_ids_there_are_and_which_of_its_own_rows_are_com
         ([], "no rows"),
         ([1.5, 2.0], "type double"),
         ([True, False], "type bool"),
-        (["a", 1], "different types"),
-        (["\ud800"], "no text"),
-        ([1 << 70], "different types"),
     ],
 )
 def test_ids_that_cannot_be_used_are_refused_with_counts_and_without_an_id(values, words):
     with pytest.raises(AlignmentError, match=words):
-        RowIds.of(values)
+        RowIds.of(pa.array(values))
 
 
 def test_an_error_about_repeated_ids_does_not_show_them():
     with pytest.raises(AlignmentError) as caught:
-        RowIds.of(["secret-1", "secret-1"], where="bank.csv")
+        RowIds.of(pa.array(["secret-1", "secret-1"]), where="bank.csv")
     assert "secret" not in str(caught.value)
     assert "bank.csv" in str(caught.value)
 
@@ -219,7 +217,7 @@ def test_an_error_about_repeated_ids_does_not_show_them():
     ],
 )
 def test_forms_of_ids(values, form):
-    assert RowIds.of(values).form is form
+    assert RowIds.of(pa.array(values)).form is form
 
 
 @pytest.mark.parametrize("own_are_numbers", [True, False])
@@ -256,7 +254,6 @@ def test_an_intersection_that_is_empty_only_for_all_together_says_so():
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"allowed": False}, "policy permits no alignment"),
         ({"most_ids": 59}, "the label holder has 60 ids; its owner's policy permits 59"),
         ({"least_rows": 61}, "60 rows are common; its owner's policy wants 61"),
     ],
@@ -271,7 +268,7 @@ def test_an_owner_s_limits_are_kept(limits, words):
 def test_a_party_that_says_it_has_more_ids_than_can_be_looked_at_is_refused():
     run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
     with pytest.raises(AlignmentError, match="party=bank: it says that it has 60 ids; permitted: 59"):
-        LabelSideAlignment(most_ids=59).align(run.link, PEOPLE, name=NAME)
+        align(run.link, PEOPLE, most_ids=59)
     assert [question[1] for _, question, _ in run.link.crossed] == [Kind.BEGIN] * 2
     for side in run.sides.values():
         side.close()
@@ -287,7 +284,7 @@ def test_a_party_that_cannot_begin_says_why():
     words = "its table cannot be used; its owner's log says why"
     link = MemoryLink({"bank": lambda *_: refused(words), "shop": lambda *_: refused("x")})
     with pytest.raises(AlignmentError, match=r"bank refused: its table cannot be used.*; party=shop refused: x"):
-        LabelSideAlignment().align(link, PEOPLE, name=NAME)
+        align(link, PEOPLE)
 
 
 def test_a_lost_party_ends_the_alignment():
@@ -303,28 +300,6 @@ def test_a_lost_party_ends_the_alignment():
 
 
 # --- adversaries ---
-
-
-def test_the_same_question_again_gets_the_same_bytes_again_and_a_second_list_does_not():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-    bank = run.sides["bank"]
-    begun: list[bytes] = []
-
-    def twice(party, data):
-        if party == "bank":
-            begun.append(data)
-        return data
-
-    run.link.on_question = twice
-    run.link.on_answer = lambda party, data: _same_again(bank, begun, data) if party == "bank" else data
-    run.align(PEOPLE)
-    assert bank.kept
-    assert bank.receive(begun[0])[:1] == b"\1"
-
-
-def _same_again(bank, begun, answer):
-    assert bank.receive(begun[-1]) == answer
-    return answer
 
 
 def test_a_second_request_for_the_same_chunk_is_refused_and_ends_the_alignment():
@@ -414,7 +389,7 @@ def test_a_party_with_another_order_is_found_before_anybody_keeps_anything():
 def test_a_refusal_s_words_are_bounded_and_printable():
     link = MemoryLink({"bank": lambda *_: b"\1\x1b[2Jclear\n", "shop": lambda *_: b"\1" + b"x" * (LONGEST_WORDS + 1)})
     with pytest.raises(AlignmentError) as caught:
-        LabelSideAlignment().align(link, PEOPLE, name=NAME)
+        align(link, PEOPLE)
     assert "?[2Jclear?" in str(caught.value)
     assert "no answer" in str(caught.value)
 
@@ -482,11 +457,6 @@ def test_a_secret_order_is_a_uniform_permutation():
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) + 200 * (24 - len(counts)) < 110
 
 
-def test_rows_keep_their_type():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-    assert run.align(PEOPLE).rows.dtype == np.int64
-
-
 @given(st.lists(st.binary(min_size=3, max_size=3), min_size=1), st.lists(st.binary(min_size=3, max_size=3)))
 def test_an_index_finds_what_a_dictionary_finds(held, asked):
     """Also strings that end in zero bytes, which arrays of text do not show."""
@@ -505,7 +475,7 @@ def test_a_match_needs_the_whole_coordinate():
     response = psi.points_of(server.response(points), len(PEOPLE))
     setup = server.setup(lambda: PEOPLE[::2]).result()
     near = b"".join(p[:-1] + bytes([p[-1] ^ 1]) for p in psi.points_of(setup, len(PEOPLE[::2])))
-    assert client.matches(client.whole_setup([setup]), response).result().tolist() == list(range(0, len(PEOPLE), 2))
-    assert not len(client.matches(client.whole_setup([near]), response).result())
+    assert client.matches(psi.whole_setup([setup]), response).result().tolist() == list(range(0, len(PEOPLE), 2))
+    assert not len(client.matches(psi.whole_setup([near]), response).result())
     client.close()
     server.close()

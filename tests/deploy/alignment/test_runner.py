@@ -89,8 +89,7 @@ def test_every_organisation_has_its_own_rows_in_one_order(tmp_path):
 def known_randomness(monkeypatch):
     """Keys and orders that are the same in two runs, so that their messages can be compared byte by byte."""
     keys = iter(range(1, 100))
-    known = staticmethod(lambda kind: (b"c" if kind.__name__ == "client" else b"s") * 32)
-    monkeypatch.setattr(psi._PerThread, "_new_key", known)
+    monkeypatch.setattr(psi, "_new_key", lambda kind: (b"c" if kind.__name__ == "client" else b"s") * 32)
 
     class Known:
         @staticmethod

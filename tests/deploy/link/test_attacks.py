@@ -13,10 +13,11 @@ import grpc
 import numpy as np
 import pytest
 
-from pbmvfl.deploy.link import grpc_server
+from pbmvfl.deploy.link import grpc_party, grpc_server
 from pbmvfl.deploy.link import grpc_stream as streams
-from pbmvfl.deploy.link.grpc_party import MOST_WAITING
+from pbmvfl.deploy.link.grpc_party import MOST_WAITING, GrpcPartyLink
 from pbmvfl.deploy.link.grpc_server import GrpcServerLink
+from pbmvfl.deploy.link.grpc_stream import Outbox
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.link.tls import Credentials, party_context
@@ -249,9 +250,12 @@ def test_a_message_above_the_limit_ends_the_stream(tmp_path):
         assert until(lambda: federation.line.alive == [])
 
 
-def test_one_name_has_few_streams_and_others_are_not_kept_out(federation):
-    site = federation.site("hospital")
+def test_one_name_has_few_streams_and_others_are_not_kept_out(tmp_path):
     with contextlib.ExitStack() as held:
+        # None of them may be sent away for its slowness before the last one has come.
+        choices = {"time_limit": 600.0}
+        federation = held.enter_context(Federation(tmp_path, ["bank", "hospital"], choices=choices))
+        site = federation.site("hospital")
         for _ in range(grpc_server.MOST_JOINING):
             held.enter_context(Guest(site)).hear()  # and does not join
         refused = held.enter_context(Guest(site))
@@ -275,8 +279,13 @@ def _ask_at_length(federation: Federation) -> None:
         federation.line.ask({0: bytes(5000)}, channel=Channel.SETUP)
 
 
-def test_a_server_that_floods_a_party_with_questions_fills_no_memory(federation):
-    """Read are few; the rest waits at the server, whose library is held back."""
+#: Frames of 4 MiB. HTTP/2 permits 2^31 - 1 bytes in flight to a stream (RFC 9113, section 6.9.1), less than 512 frames,
+#: however the library tunes its windows; two more may be between window and inbox, and at the sender's next write.
+FRAME, IN_FLIGHT = 4 << 20, 2**31 // (4 << 20) + 2
+
+
+def flooded(federation: Federation, count: int) -> tuple[GrpcPartyLink, Outbox]:
+    """A party that is at work on a question, and the server's outbox after that many more frames."""
     work, seen = threading.Event(), threading.Event()
 
     def handle(channel: Channel, body: bytes) -> bytes:
@@ -285,18 +294,31 @@ def test_a_server_that_floods_a_party_with_questions_fills_no_memory(federation)
         return echo(channel, body)
 
     end = federation.dial("bank", handle)
-    asking = threading.Thread(target=lambda: _ask_at_length(federation), daemon=True)
-    asking.start()
+    threading.Thread(target=lambda: _ask_at_length(federation), daemon=True).start()
     assert seen.wait(60)
     outbox = federation.line._peers[0].stream.outbox
-    for _ in range(100):
-        streams.event_loop().call_soon_threadsafe(outbox.put, bytes(100_000))
+    frame = bytes(FRAME)  # one object, which takes memory once until it is sent
+    for _ in range(count):
+        streams.event_loop().call_soon_threadsafe(outbox.put, frame)
+    federation.releases.append(work.set)
+    return end, outbox
+
+
+def test_a_server_that_floods_a_party_with_questions_fills_no_memory(federation):
+    """Read are few; the rest waits at the server, whose library is held back."""
+    count = 2 * IN_FLIGHT
+    end, outbox = flooded(federation, count)
     assert until(lambda: end._inbox.qsize() == MOST_WAITING)
     assert not until(lambda: end._inbox.qsize() > MOST_WAITING, 3 * streams.HEARTBEAT)
-    assert len(outbox._frames) > 20
-    work.set()
-    federation.line.close()
-    asking.join(timeout=60)
+    assert len(outbox._frames) >= count - MOST_WAITING - IN_FLIGHT
+
+
+def test_a_party_that_holds_nothing_back_takes_every_frame_of_a_flood(federation, monkeypatch):
+    """The control: neither the sender nor the library stops at `MOST_WAITING`."""
+    monkeypatch.setattr(grpc_party, "MOST_WAITING", 1_000)
+    end, outbox = flooded(federation, 3 * MOST_WAITING)
+    assert until(lambda: end._inbox.qsize() == 3 * MOST_WAITING)
+    assert not outbox._frames
 
 
 def test_what_a_server_says_in_a_refusal_cannot_move_a_terminal(federation, monkeypatch):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def home(tmp_path: Path) -> SiteFolder:
 
 @pytest.fixture
 def log(home: SiteFolder) -> Iterator[SiteLog]:
-    with open_logs(home, "11111111-2222-3333-4444-555555555555", run="first") as log:
+    with closing(open_logs(home, "11111111-2222-3333-4444-555555555555", run="first")) as log:
         yield log
 
 
@@ -111,7 +112,7 @@ def test_every_event_has_words_with_and_without_its_fields(event: Event) -> None
 
 
 def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: SiteFolder) -> None:
-    with open_logs(home, job(1), run="first") as log:  # here: handlers of pytest's own join a log of a fixture
+    with closing(open_logs(home, job(1), run="first")) as log:  # here: handlers of pytest's own join a log of a fixture
         throw_at_the_log(home, log)
         throw_at_the_library()
     assert len(lines(home)) > 300
@@ -124,7 +125,7 @@ def throw_at_the_log(home: SiteFolder, log: SiteLog) -> None:
         log.event(value)
         log.event(Event.NOTE, **dict.fromkeys(fields, value))
         if not isinstance(value, str):  # names of a site, a job and a run are public: they are names of folders
-            with SiteLog(home.logs / "pbmvfl.jsonl", site=value, job=value, run=value) as other:
+            with closing(SiteLog(home.logs / "pbmvfl.jsonl", site=value, job=value, run=value)) as other:
                 other.event(Event.STARTED)
     for error in private_errors():
         log.error(Event.FAILED, error, words=ID)
@@ -179,7 +180,7 @@ def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: SiteFolder)
     logging.getLogger().addHandler(root)
     library = logging.getLogger("pbmvfl.protocol.party")
     try:
-        with open_logs(home):
+        with closing(open_logs(home)):
             library.warning("one")
         assert seen == []
         library.warning("two")
@@ -192,7 +193,7 @@ def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: SiteFolder)
 def test_files_and_folder_are_for_their_owner_alone(home: SiteFolder) -> None:
     before = os.umask(0)
     try:
-        with open_logs(home) as log:
+        with closing(open_logs(home)) as log:
             log.event(Event.STARTED)
     finally:
         os.umask(before)
@@ -220,9 +221,9 @@ def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) 
     )
     path = tmp_path / "x.jsonl"
     children = [subprocess.Popen([sys.executable, "-c", code, str(path), name]) for name in "ab"]
-    assert [child.wait(60) for child in children] == [0, 0]
+    assert [child.wait(600) for child in children] == [0, 0]
     file = LogFile(path, largest=5000, files=50)
-    threads = [threading.Thread(target=lambda: [file.write("t" * 60) for _ in range(50)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [file.write("t" * 60) for _ in range(50)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -231,7 +232,7 @@ def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) 
     for name in "ab":
         own = [line for line in written if line.startswith(name)]
         assert own == [f"{name} {i:04d} {'x' * 50}" for i in range(500)]
-    assert written.count("t" * 60) == 100
+    assert written.count("t" * 60) == 400
 
 
 def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_ends_no_run(home: SiteFolder) -> None:
     home.logs.write_text("a file where the folder must be")
-    with open_logs(home) as log:
+    with closing(open_logs(home)) as log:
         log.event(Event.STARTED)
         logging.getLogger("pbmvfl.protocol.party").warning("still here")
     assert log.trouble
@@ -254,7 +255,7 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(home: SiteFolder) -> Non
     home.logs.mkdir()
     (home.path / "ledger.sqlite").write_text("book")
     (home.logs / "pbmvfl.jsonl").symlink_to(home.path / "ledger.sqlite")
-    with open_logs(home) as log:
+    with closing(open_logs(home)) as log:
         log.event(Event.STARTED)
     assert home.ledger.read_text() == "book"
 
@@ -321,25 +322,6 @@ def test_files_of_a_job_that_nobody_has_looked_at_to_the_end_go_at_a_start(home:
     assert remove_unfinished_jobs(home) == 2
     assert {path.name for path in home.kit.iterdir()} == {job(1), job(7), "startup"}
     assert outside.is_dir()
-
-
-def test_threads_that_rotate_at_once_lose_nothing(tmp_path: Path) -> None:
-    file = LogFile(tmp_path / "x.jsonl", largest=200, files=500)
-    start = threading.Barrier(8)
-
-    def write(name: int) -> None:
-        start.wait()
-        for number in range(60):
-            file.write(f"{name} {number:03d} {'x' * 40}")
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    written = "".join(each.read_text() for each in log_files(tmp_path / "x.jsonl", 500)).splitlines()
-    for name in range(8):
-        assert [line[2:5] for line in written if line.startswith(f"{name} ")] == [f"{n:03d}" for n in range(60)]
 
 
 def test_a_home_without_a_kit_has_nothing_to_remove(home: SiteFolder) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a site: the text format by a parser of this file's own, and a port that only this machine reaches."""
+"""Metrics of a site: text that Prometheus reads, and a port that only this machine reaches."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import math
 import re
 import socket
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pbmvfl.deploy.monitoring import prometheus
 from pbmvfl.deploy.monitoring.prometheus import MetricsPort, metrics_text
@@ -45,54 +47,19 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-#: From the description of the format alone: name, labels, value; in labels \\\\, \\" and \\n are escapes.
-SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
-LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\\n]|\\[\\"n])*)"')
-
-UNESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-
-
 def parse(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample; fails on whatever the format does not permit."""
-    assert text.endswith("\n")
-    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    kinds: dict[str, str] = {}
-    helped: set[str] = set()
-    closed: set[str] = set()
-    current = ""
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            name = line.split(" ", 3)[2]
-            assert name not in helped
-            helped.add(name)
-            continue
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert kind in ("gauge", "counter")
-            assert name in helped
-            assert name not in kinds
-            kinds[name] = kind
-            continue
-        match = SAMPLE.fullmatch(line)
-        assert match is not None, line
-        name = match[1]
-        if name != current:  # all lines of a metric stand together
-            assert name not in closed
-            closed.add(current)
-            current = name
-        labels = {
-            key: re.sub(r'\\[\\"n]', lambda found: UNESCAPED[found[0]], value)
-            for key, value in LABEL.findall(match[2] or "")
-        }
-        assert kinds[name] != "counter" or name.endswith("_total")
-        key = (name, frozenset(labels.items()))
-        assert key not in found
-        found[key] = float(match[3].replace("Inf", "inf"))
+    """Every sample, as Prometheus' own parser reads it."""
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    assert {family.type for family in families} <= {"gauge", "counter"}
+    samples = [sample for family in families for sample in family.samples]
+    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples)
     return found
 
 
 def ask(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         line.sendall(request)
         line.shutdown(socket.SHUT_WR)
         answer = b""
@@ -101,7 +68,7 @@ def ask(port: int, request: bytes) -> bytes:
         return answer
 
 
-def test_every_number_of_the_status_is_read_back_by_an_independent_parser() -> None:
+def test_every_number_of_the_status_is_read_back() -> None:
     found = parse(metrics_text(status()))
     none: frozenset[tuple[str, str]] = frozenset()
     limit = frozenset({("limit", LIMIT)})
@@ -144,10 +111,10 @@ def test_up_is_whether_a_process_is_alive_and_at_work(tmp_path: Path) -> None:
 
 
 def test_the_port_answers_with_the_newest_status(file: Path) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         for number in (41, 42):
             file.write_text(json.dumps(status(round=number).to_dict()))
-            line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=10)
+            line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=60)
             line.request("GET", "/metrics")
             answer = line.getresponse()
             assert answer.status == 200
@@ -172,7 +139,7 @@ def test_the_port_answers_with_the_newest_status(file: Path) -> None:
     ],
 )
 def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: bytes, code: int) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         try:
             answer = ask(metrics.port, request_)
         except ConnectionError:  # it is closed before all of a long request was read
@@ -185,9 +152,9 @@ def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: byte
 
 
 def test_no_other_address_of_this_machine_reaches_the_port(file: Path) -> None:
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", metrics.port), timeout=10)
+            socket.create_connection(("127.0.0.2", metrics.port), timeout=60)
         assert b" 200 " in ask(metrics.port, b"GET /metrics HTTP/1.0\r\n\r\n")
 
 
@@ -195,7 +162,7 @@ def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "_PATIENCE", 0.2)
-    with MetricsPort(file, 0) as metrics:
+    with closing(MetricsPort(file, 0)) as metrics:
         silent = socket.create_connection(("127.0.0.1", metrics.port))
         slow, stop = socket.create_connection(("127.0.0.1", metrics.port)), threading.Event()
 
@@ -228,12 +195,12 @@ def test_a_port_out_of_range_is_named(file: Path, port: object) -> None:
 
 
 def test_a_port_that_is_taken_is_named_with_a_way_out(file: Path) -> None:
-    with MetricsPort(file, 0) as first, pytest.raises(FederationError, match="give another"):
+    with closing(MetricsPort(file, 0)) as first, pytest.raises(FederationError, match="give another"):
         MetricsPort(file, first.port)
 
 
 def test_a_closed_port_is_free_again(file: Path) -> None:
-    with MetricsPort(file, 0) as first:
+    with closing(MetricsPort(file, 0)) as first:
         port = first.port
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"")

@@ -8,8 +8,8 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pbmvfl.errors import DataError, EncoderError, LedgerError, PartyLost, Party
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.privacy.units import Adversary, Unit
 from support.ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
+from support.line_parties import until
 
 SECRET = "alice-4711-0.73125"
 
@@ -32,14 +33,16 @@ def new(path: Path, **changes: object) -> StatusFile:
     return StatusFile(path, site="bank", role=Role.PARTY, **{"run": "first", "rounds_total": 90, **changes})
 
 
-def wait_for(path: Path, completed: int) -> Status:
+def wait_for(path: Path, holds: Callable[[Status], bool]) -> Status:
     """Bounded, and no race: what was told last is written sooner or later."""
-    for _ in range(2000):
-        found = read_status(path)
-        if found is not None and found.round == completed:
-            return found
-        time.sleep(0.005)
-    raise AssertionError(f"round {completed} was never written")
+    found: list[Status] = []
+
+    def looked() -> bool:
+        found[:] = [each for each in [read_status(path)] if each is not None]
+        return bool(found) and holds(found[0])
+
+    assert until(looked)
+    return found[0]
 
 
 def test_everything_that_is_told_is_read_back(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_a_burst_of_rounds_is_written_a_few_times_and_its_last_round_always(
     told = new(path)
     for i in range(5000):
         told.update(round=i)
-    assert wait_for(path, 4999).round == 4999  # nobody closed it, nobody told it anything more
+    wait_for(path, lambda found: found.round == 4999)  # nobody closed it, nobody told it anything more
     # The first, one for each pause since, and never one a round: a slow machine makes it fewer.
     assert len(written) <= 2 + (time.monotonic() - began) / module.SHORTEST_PAUSE
     told.close()
@@ -95,27 +98,6 @@ def test_what_a_burst_ends_with_is_written_when_it_is_closed(tmp_path: Path) -> 
     found = read_status(tmp_path / "status.json")
     assert found is not None
     assert found.round == 99
-
-
-def test_a_reader_beside_a_writer_finds_a_whole_status_every_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SHORTEST_PAUSE", 0.0)
-    path = tmp_path / "status.json"
-    told, stop = new(path), threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not stop.is_set():
-            told.update(round=(number := number + 1))
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    found = [read_status(path) for _ in range(500)]
-    stop.set()
-    writer.join(10)
-    told.close()
-    assert None not in found
 
 
 @pytest.mark.parametrize(
@@ -182,20 +164,6 @@ def test_importing_status_and_reading_one_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_what_killed_processes_had_begun_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f"status.json.{gone.pid}.tmp"
-    alive = tmp_path / f"status.json.{os.getppid()}.tmp"
-    other = tmp_path / "status.json.tmp"
-    for path in (left, alive, other):
-        path.write_text("{")
-    new(tmp_path / "status.json").close()
-    assert not left.exists()
-    assert alive.exists()
-    assert other.exists()
-
-
 def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     told = new(tmp_path / "missing" / "status.json")
     told.update(round=3)
@@ -203,15 +171,6 @@ def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     told.close()
     assert "No such file" in told.trouble
     assert told.now.round == 3
-
-
-def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "ledger.sqlite"
-    victim.write_text("book")
-    (tmp_path / f"status.json.{os.getpid()}.tmp").symlink_to(victim)
-    told = new(tmp_path / "status.json")
-    told.close()
-    assert victim.read_text() == "book"
 
 
 def test_an_error_that_ends_the_job_is_its_state(tmp_path: Path) -> None:
@@ -285,7 +244,10 @@ def test_no_private_value_of_an_error_is_kept(tmp_path: Path, error: Exception) 
     told = new(path)
     told.failed(raised(error))
     told.close()
-    text = path.read_text()
+    said = json.loads(path.read_text())
+    for changing in ("started", "updated", "pid", "process_started", "boot"):  # which may have the same digits
+        del said[changing]
+    text = json.dumps(said)
     assert "4711" not in text
     assert "0.73" not in text
     assert type(error).__name__ in text
@@ -304,15 +266,6 @@ def test_a_party_without_a_ledger_has_no_limits(tmp_path: Path) -> None:
     assert limits_spent(tmp_path / "ledger.sqlite", "people") == ()
 
 
-def wait_for_spent(path: Path, least: float) -> Status:
-    for _ in range(2000):
-        found = read_status(path)
-        if found is not None and found.epsilon and found.epsilon[0].spent >= least:
-            return found
-        time.sleep(0.005)
-    raise AssertionError("the ledger was never read")
-
-
 def test_a_status_follows_the_ledger_while_it_is_charged(tmp_path: Path) -> None:
     book, plan = tmp_path / "ledger.sqlite", small_plan()
     ledger = Ledger(book)
@@ -326,7 +279,7 @@ def test_a_status_follows_the_ledger_while_it_is_charged(tmp_path: Path) -> None
     watch = SpentWatch(told, book, NAME, pause=0.01)
     rounds = len(plan.schedule) // plan.num_epochs  # of one epoch
     charge_all(ledger, plan, session="a", rounds=rounds)
-    seen = wait_for_spent(path, float(once) + share - 1e-9)
+    wait_for(path, lambda found: bool(found.epsilon) and found.epsilon[0].spent >= float(once) + share - 1e-9)
     charge_all(Ledger(book), plan, session="b", rounds=rounds, first_round=rounds)
     watch.close()
     told.close()
@@ -334,6 +287,5 @@ def test_a_status_follows_the_ledger_while_it_is_charged(tmp_path: Path) -> None
     assert last is not None
     said = last.epsilon[0]
     assert (said.limit, said.epsilon, said.delta) == ("cell, paper, server", 50.0, DELTA)
-    assert seen.epsilon[0].spent >= float(once) + share - 1e-9
     assert said.spent == pytest.approx(2 * float(once) + share)
     assert last.updated == news  # reading a book is no news of the job

@@ -12,7 +12,6 @@ there is never written over.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,7 @@ from pbmvfl._files import (
 )
 from pbmvfl.data.column_rules import PartyColumns
 from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, order_digest, order_proof
-from pbmvfl.deploy.alignment.tables import LabelTable, PartyTable
+from pbmvfl.deploy.alignment.tables import LabelTable, PartyTable, file_digest
 from pbmvfl.errors import AlignmentError, DataError
 
 FORMAT = 1
@@ -65,23 +64,24 @@ def materialise(table: PartyTable, order: AgreedOrder, folder: Path) -> AlignedR
     places = np.full(table.num_rows, -1, np.int64)
     places[order.rows] = np.arange(count)
     with _making(folder, room=2 * 4 * count * width):
-        scratch = _Scratch(folder / _SCRATCH, (count, width))
+        with _create(folder / _SCRATCH) as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, 4 * count * width))  # a full disk is an error, no signal
+            rows_ND = np.memmap(file, dtype=np.float32, mode="r+", shape=(count, width))
         for start, found_BD in table.features():
             at = places[start : start + len(found_BD)]
-            scratch.rows_ND[at[at >= 0]] = found_BD[at >= 0]
+            rows_ND[at[at >= 0]] = found_BD[at >= 0]
         said = {"columns": table.columns.to_dict(), "source": table.file_digest, "width": width}
-        _write(folder, order, table.ids, {_FEATURES: scratch.rows_ND}, said)
-        scratch.remove()
+        _write(folder, order, table.ids, {_FEATURES: rows_ND}, said)
+        (folder / _SCRATCH).unlink()
     return AlignedRows.load(folder, quick=True)
 
 
-def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> AlignedLabels:
+def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> None:
     """Write the label holder's ids and labels in the common order."""
     columns = {} if table.labels is None else {_LABELS: table.labels[order.rows]}
     with _making(folder, room=8 * order.count):
         said = {"columns": {}, "class_names": list(table.class_names), "source": table.file_digest, "width": 0}
         _write(folder, order, table.ids, columns, said)
-    return AlignedLabels.load(folder, quick=True)
 
 
 # --- aligned rows ---
@@ -143,7 +143,9 @@ class AlignedRows(_Aligned):
         column = batch.column(_FEATURES) if _FEATURES in batch.schema.names else None
         if column is None or columns.width != width or column.type.list_size != width:
             raise _damaged(folder / ROWS, "it has other columns than were written")
-        features = _mapped(folder / ROWS, column.values, base, (count, width))
+        inside = column.values.buffers()[1].address + 4 * column.values.offset - base  # of the file, as numpy maps it
+        features: np.memmap[Any, np.dtype[np.float32]]
+        features = np.memmap(folder / ROWS, np.float32, "r", offset=inside, shape=(count, width))
         return cls(**_common(said, batch), columns=columns, features=features)
 
 
@@ -156,20 +158,20 @@ class AlignedLabels(_Aligned):
     #: All classes that occur in the table.
     class_names: tuple[str, ...]
 
-    @classmethod
-    def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
-        """Map the label holder's rows of an alignment.
 
-        Raises:
-            AlignmentError: If the files are missing or damaged.
-        """
-        said, batch, _ = _open(folder, quick=quick)
-        if "class_names" not in said:
-            raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
-        names = checked_object(said, {"class_names": list}, folder / ORDER, AlignmentError)["class_names"]
-        has = _LABELS in batch.schema.names
-        labels = np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None
-        return cls(**_common(said, batch), labels=labels, class_names=tuple(map(str, names)))
+def load_labels(folder: Path) -> AlignedLabels:
+    """Map the label holder's rows of an alignment.
+
+    Raises:
+        AlignmentError: If the files are missing or damaged.
+    """
+    said, batch, _ = _open(folder, quick=False)
+    if "class_names" not in said:
+        raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
+    names = checked_object(said, {"class_names": list}, folder / ORDER, AlignmentError)["class_names"]
+    has = _LABELS in batch.schema.names
+    labels = np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None
+    return AlignedLabels(**_common(said, batch), labels=labels, class_names=tuple(map(str, names)))
 
 
 def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
     try:
         if rows.stat().st_size != said["rows_bytes"]:
             raise _damaged(rows, f"it has {rows.stat().st_size:,} bytes, not {said['rows_bytes']:,}")
-        if not quick and _sha256(rows) != said["rows_sha256"]:
+        if not quick and file_digest(rows) != said["rows_sha256"]:
             raise _damaged(rows, "it is not what was written")
         with pa.memory_map(str(rows)) as source, pa.ipc.open_file(source) as file:
             known = (file.schema.metadata or {}).get(b"order")
@@ -220,37 +222,20 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
     return said, batch, base
 
 
-def _mapped(path: Path, values: Any, base: int, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
-    """Return an Arrow array's contiguous numbers as numpy maps a file."""
-    inside = values.buffers()[1].address + 4 * values.offset - base
-    found: np.memmap[Any, np.dtype[np.float32]] = np.memmap(path, np.float32, "r", offset=inside, shape=shape)
-    return found
-
-
 def _damaged(path: Path, what: str) -> AlignmentError:
     return AlignmentError(f"{path} was changed or is damaged: {what}; restore it from a copy, or align anew")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- writing ---
 
 
-def _check_free(folder: Path) -> None:
-    """Refuse to overwrite an alignment: runs may depend on it."""
+@contextlib.contextmanager
+def _making(folder: Path, *, room: int) -> Iterator[None]:
+    """Refuse to overwrite an alignment, on which runs may depend, and remove partial rows after any failure."""
     if (folder / ORDER).exists():
         raise AlignmentError(
             f"alignment={folder.name!r} is there already, and is not written over; choose another name"
         )
-
-
-@contextlib.contextmanager
-def _making(folder: Path, *, room: int) -> Iterator[None]:
-    """Remove partial rows after any failure."""
-    _check_free(folder)
     try:
         make_private_folder(folder)
         _remove(folder)  # left by a killed process
@@ -275,17 +260,8 @@ def _remove(folder: Path) -> None:
             (folder / name).unlink()
 
 
-class _Scratch:
-    """Matrix on disk that takes rows in any order."""
-
-    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
-        self._path = path
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, 4 * shape[0] * shape[1]))  # a full disk is an error, no signal
-            self.rows_ND = np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
-
-    def remove(self) -> None:
-        self._path.unlink()
+def _create(path: Path) -> BinaryIO:
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "r+b")
 
 
 def _write(
@@ -303,7 +279,7 @@ def _write(
     batch = pa.RecordBatch.from_arrays(arrays, names=[_IDS, *columns])
     batch = batch.replace_schema_metadata({"order": order.digest.hex()})
     path = folder / ROWS
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
+    with _create(path) as file:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
         file.flush()
@@ -315,7 +291,7 @@ def _write(
         "digest": order.digest.hex(),
         "key": order.key.hex(),
         "rows_bytes": path.stat().st_size,
-        "rows_sha256": _sha256(path),
+        "rows_sha256": file_digest(path),
         **said,
     }
     write_atomically(folder / ORDER, json.dumps(sealed(text), indent=1) + "\n", mode=PRIVATE_FILE)

@@ -32,30 +32,20 @@ from pbmvfl.deploy.alignment.messages import (
     agree_body,
     read_answer,
 )
-from pbmvfl.deploy.alignment.party import AlignmentLimits, PartySideAlignment
 from pbmvfl.deploy.alignment.psi import (
     CHUNK,
-    WORKERS,
     Index,
     PsiClient,
     chunk_size,
     num_chunks,
     points_of,
     secret_order,
+    whole_setup,
 )
-from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest, order_proof
+from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.site.folder import check_name
 from pbmvfl.errors import AlignmentError, PartyLost
-
-__all__ = [
-    "AgreedOrder",
-    "Alignment",
-    "AlignmentLimits",
-    "LabelSideAlignment",
-    "PartyRecord",
-    "PartySideAlignment",
-]
 
 #: Called with the steps done and their total.
 Progress = Callable[[int, int], None]
@@ -76,90 +66,47 @@ class PartyRecord:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Alignment:
-    """Result of an alignment at the label holder."""
+class Alignment(AgreedOrder):
+    """Result of an alignment at the label holder: numbers of its own rows, in the common order."""
 
-    name: str
-    #: Numbers of the label holder's own rows, in the common order.
-    rows: Rows
-    key: bytes
-    digest: bytes
     parties: Mapping[str, PartyRecord]
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    @property
-    def order(self) -> AgreedOrder:
-        """Return the order as a party has it."""
-        return AgreedOrder(name=self.name, rows=self.rows, key=self.key, digest=self.digest)
-
-    def proof(self, challenge: bytes, party: str) -> bytes:
-        """Return the proof that a party must answer."""
-        return order_proof(key=self.key, digest=self.digest, challenge=challenge, party=party)
 
 
 class LabelSideAlignment:
-    """Label holder's role: questions the parties, and finds the common order."""
+    """Label holder's role in one alignment: questions the parties, and finds the common order."""
 
     def __init__(
         self,
+        link: ServerLink,
+        ids: RowIds,
         *,
-        least_rows: int = 1,
+        name: str,
         most_ids: int = 10_000_000,
-        timeout: float | None = None,
-        workers: int = WORKERS,
+        progress: Progress | None = None,
     ) -> None:
         """Store the parameters.
 
         Args:
             link: The link to the parties.
+            ids: The label holder's ids.
+            name: Name of the alignment.
             most_ids: Largest number of ids that a party may announce; all of them are processed.
-            timeout: Seconds for each question; None for the link's patience.
+            progress: Called with the steps done and their total.
         """
-        self.least_rows, self.most_ids, self.timeout, self._workers = least_rows, most_ids, timeout, workers
-
-    def align(
-        self,
-        link: ServerLink,
-        ids: RowIds | Sequence[str] | Sequence[int],
-        *,
-        name: str,
-        progress: Progress | None = None,
-    ) -> Alignment:
-        """Find the rows that all have. No party keeps anything before all agree on the order."""
         check_name(name, "alignment")
-        own = ids if isinstance(ids, RowIds) else RowIds.of(ids, where="the label holder's table")
-        psi = PsiClient(workers=self._workers)
-        try:
-            return _Work(self, link, own, name, psi, progress or _nothing).run()
-        finally:
-            psi.close()
-
-
-def _nothing(done: int, total: int) -> None:
-    del done, total
-
-
-class _Work:
-    """State of one alignment."""
-
-    def __init__(
-        self,
-        choices: LabelSideAlignment,
-        link: ServerLink,
-        ids: RowIds,
-        name: str,
-        psi: PsiClient,
-        progress: Progress,
-    ) -> None:
-        self._link, self._ids, self._name, self._psi, self._progress = link, ids, name, psi, progress
-        self._timeout, self._least_rows, self._most_ids = choices.timeout, choices.least_rows, choices.most_ids
+        self._link, self._ids, self._name, self._most_ids, self._progress = link, ids, name, most_ids, progress
+        self._psi = PsiClient()
         self._names = tuple(link.parties)
         self._done, self._total = 0, 1
 
     def run(self) -> Alignment:
+        """Find the rows that all have. No party keeps anything before all agree on the order."""
+        try:
+            return self._run()
+        finally:
+            self._psi.close()
+
+    def _run(self) -> Alignment:
         places = secret_order(len(self._ids))
         chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
         # While parties make their setups. Ids are taken when their turn comes: as objects they need much memory.
@@ -185,7 +132,7 @@ class _Work:
     def _ask_all(self, questions: Mapping[int, Question]) -> dict[int, bytes]:
         """Return the bodies of all answers; a lost or refusing party ends the alignment."""
         sent = {index: question.to_bytes() for index, question in questions.items()}
-        answers = self._link.ask(sent, channel=Channel.ALIGN, timeout=self._timeout)
+        answers = self._link.ask(sent, channel=Channel.ALIGN)
         if answers.lost:
             raise PartyLost(answers.lost)
         bodies, refusals = {}, []
@@ -200,7 +147,8 @@ class _Work:
 
     def _step(self, by: int = 1) -> None:
         self._done += by
-        self._progress(self._done, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
     def _fault(self, index: int, words: object) -> AlignmentError:
         return AlignmentError(f"party={self._names[index]}: {words}")
@@ -209,15 +157,9 @@ class _Work:
 
     def _begin(self) -> tuple[list[PartyFacts], list[SharedKey]]:
         own = [OrderKey() for _ in self._names]
-        asked = {
-            index: Question(
-                Kind.BEGIN,
-                body=Begin(
-                    name=self._name, count=len(self._ids), form=self._ids.form, share=own[index].share
-                ).to_body(),
-            )
-            for index in range(len(own))
-        }
+        count, form = len(self._ids), self._ids.form
+        said = [Begin(name=self._name, count=count, form=form, share=each.share) for each in own]
+        asked = {index: Question(Kind.BEGIN, body=begin.to_body()) for index, begin in enumerate(said)}
         facts, shared = [], []
         for index, body in sorted(self._ask_all(asked).items()):
             try:
@@ -250,7 +192,7 @@ class _Work:
             self._step()
         setups = []
         for chunks in found:
-            setups.append(self._psi.whole_setup(chunks))
+            setups.append(whole_setup(chunks))
             chunks.clear()
         return setups
 
@@ -291,11 +233,11 @@ class _Work:
                 f"{', '.join(none)}: none of the label holder's {len(self._ids):,} ids is there"
                 f"{self._spelled(records, none)}; check that the same ids are spelled alike"
             )
-        if count < max(1, self._least_rows):
+        if not count:
             said = ", ".join(f"{name} has {record.common:,} of them" for name, record in records.items())
             raise AlignmentError(
-                f"{count:,} of the label holder's {len(self._ids):,} ids are at all parties ({said}); needed: at least "
-                f"{max(1, self._least_rows):,}; align rows of the same people"
+                f"0 of the label holder's {len(self._ids):,} ids are at all parties ({said}); needed: at least 1; "
+                "align rows of the same people"
             )
 
     def _spelled(self, records: Mapping[str, PartyRecord], names: Sequence[str]) -> str:

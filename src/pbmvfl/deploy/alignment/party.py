@@ -4,7 +4,7 @@ The party learns how many ids the label holder has, whether they are words or wh
 all organisations have, in their common order. It reveals how many rows it has, how many numbers a row becomes, the form
 of its ids, and for each id that the label holder named whether it is here. Feature values are not read.
 
-A label holder may name arbitrary ids, as many as it announced. `AlignmentLimits` bounds that.
+A label holder may name arbitrary ids, as many as it announced. The owner's `most_ids` bounds that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,36 +29,15 @@ from pbmvfl.deploy.alignment.messages import (
     read_agree,
     refused,
 )
-from pbmvfl.deploy.alignment.psi import (
-    CHUNK,
-    WORKERS,
-    Index,
-    PsiServer,
-    chunk_size,
-    num_chunks,
-    points_of,
-    secret_order,
-)
+from pbmvfl.deploy.alignment.psi import CHUNK, Index, PsiServer, chunk_size, num_chunks, points_of, secret_order
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds, Rows, order_digest
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.errors import AlignmentError
-
-__all__ = ["AgreedOrder", "AlignmentLimits", "PartySideAlignment"]
 
 _log = logging.getLogger(__name__)
 #: Chunks of the setup that are made ahead while others travel.
 _AHEAD = 2
 _FAULT = "something failed at this party; its owner's log says what"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentLimits:
-    """Owner's limits. Each id that the label holder names is a query whether that person is here."""
-
-    allowed: bool = True
-    most_ids: int = 10_000_000
-    #: Fewer common rows than this would single out people.
-    least_rows: int = 1
 
 
 class PartySideAlignment:
@@ -73,16 +51,22 @@ class PartySideAlignment:
         ids: RowIds,
         kinds: str,
         keep: Callable[[AgreedOrder], None],
-        limits: AlignmentLimits | None = None,
-        workers: int = WORKERS,
+        most_ids: int = 10_000_000,
+        least_rows: int = 1,
     ) -> None:
         """Store the parameters.
 
-        `name` is the alignment that the owner expects, `kinds` those of its columns (`plan.shapes`); `keep` writes the
-        rows in their order, once all agree.
+        Args:
+            party: Name of this party.
+            name: The alignment that the owner expects.
+            ids: The party's ids.
+            kinds: Kinds of its columns (`plan.shapes`).
+            keep: Writes the rows in their order, once all agree.
+            most_ids: Largest number of the label holder's ids: each is a query whether that person is here.
+            least_rows: Smallest number of common rows: fewer would single out people.
         """
         self._party, self._name, self._ids, self._kinds, self._keep = party, name, ids, kinds, keep
-        self._limits, self._workers = limits or AlignmentLimits(), workers
+        self._most_ids, self._least_rows = most_ids, least_rows
         self._begin: Begin | None = None
         self._psi: PsiServer | None = None
         self._shared: SharedKey | None = None
@@ -93,7 +77,6 @@ class PartySideAlignment:
         self._rows: list[Rows] = []
         self._agreed: AgreedOrder | None = None
         self._over = False
-        self._last: tuple[bytes, bytes] | None = None
         #: True once the rows are written and the alignment is complete here.
         self.kept = False
         #: Last error, for the owner's log only; never sent.
@@ -104,21 +87,17 @@ class PartySideAlignment:
         return self.receive(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
 
     def receive(self, data: bytes) -> bytes:
-        """Answer any question. A repeated question gets the same bytes again."""
-        if self._last is not None and data == self._last[0]:
-            return self._last[1]
+        """Answer any question. The link asks no question twice."""
         try:
             if self._over:
                 raise AlignmentError("this alignment was refused, and is over; begin another")
-            answer = accepted(self._answer(Question.from_bytes(data)))
+            return accepted(self._answer(Question.from_bytes(data)))
         except Exception as error:
             self._over, self.last_error = True, self.last_error or error
             self.close()
             # Errors of this class mention only messages, counts and limits, so they may be sent; other errors may not.
-            answer = refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
             _log.warning("alignment refused: %s", error)
-        self._last = (bytes(data), answer)
-        return answer
+            return refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
 
     def close(self) -> None:
         """Forget the key. Idempotent."""
@@ -152,13 +131,11 @@ class PartySideAlignment:
         begin = Begin.from_body(question.body)
         if self._begin is not None or question.number:
             raise AlignmentError("BEGIN was asked before; a second list of ids needs another alignment")
-        if not self._limits.allowed:
-            raise AlignmentError("its owner's policy permits no alignment")
         if begin.name != self._name:
             raise AlignmentError(f"name={begin.name!r}: this party is here for {self._name!r}")
-        if begin.count > self._limits.most_ids:
+        if begin.count > self._most_ids:
             raise AlignmentError(
-                f"the label holder has {begin.count:,} ids; its owner's policy permits {self._limits.most_ids:,}"
+                f"the label holder has {begin.count:,} ids; its owner's policy permits {self._most_ids:,}"
             )
         if not begin.form.fits(self._ids.form):
             raise AlignmentError(
@@ -167,7 +144,7 @@ class PartySideAlignment:
             )
         own = OrderKey()
         self._shared = own.with_share(begin.share, label_share=begin.share, party_share=own.share, party=self._party)
-        self._psi = PsiServer(workers=self._workers)
+        self._psi = PsiServer()
         self._places = secret_order(len(self._ids))
         self._begin = begin
         self._prepare_setup(0)
@@ -219,8 +196,8 @@ class PartySideAlignment:
         rows = np.concatenate([np.zeros(0, np.int64), *self._rows])
         if len(rows) != count or not count or len(np.unique(rows)) != count:
             raise AlignmentError(f"the order has {len(rows):,} rows, not {count:,} different ones; nothing was kept")
-        if count < self._limits.least_rows:
-            raise AlignmentError(f"{count:,} rows are common; its owner's policy wants {self._limits.least_rows:,}")
+        if count < self._least_rows:
+            raise AlignmentError(f"{count:,} rows are common; its owner's policy wants {self._least_rows:,}")
         digest = order_digest(key, self._ids.pieces(rows), count)
         self._agreed = AgreedOrder(name=self._name, rows=rows, key=key, digest=digest)
         self._tags = None

@@ -88,33 +88,6 @@ class Index:
         return np.where(self._sorted[at] == wanted, self._places[at], -1)
 
 
-class _PerThread:
-    """Objects with one key, one for each thread."""
-
-    def __init__(self, kind: Any, key: bytes) -> None:
-        self._kind, self._key = kind, key
-        self._local = threading.local()
-
-    @staticmethod
-    def _new_key(kind: Any) -> bytes:
-        key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
-        return key
-
-    @classmethod
-    def with_new_key(cls, kind: Any) -> _PerThread:
-        return cls(kind, cls._new_key(kind))
-
-    def inverse(self, kind: Any) -> _PerThread:
-        """Return objects whose key takes this one off again."""
-        key = pow(int.from_bytes(self._key, "big"), -1, _CURVE_ORDER)
-        return _PerThread(kind, key.to_bytes(len(self._key), "big"))
-
-    def object(self) -> Any:
-        if not hasattr(self._local, "object"):
-            self._local.object = self._kind.CreateFromKey(self._key, True)
-        return self._local.object
-
-
 def _multiplied(psi: Any, server: Any, points: Sequence[bytes], what: str) -> bytes:
     """Return the key of a PSI server times each point, in the same order."""
     request = psi.Request(reveal_intersection=True, encrypted_elements=points)
@@ -124,13 +97,34 @@ def _multiplied(psi: Any, server: Any, points: Sequence[bytes], what: str) -> by
         raise AlignmentError(f"a {what} has a point that is not on the curve") from None
 
 
-class PsiServer:
-    """Party's side, with a fresh key that is forgotten with this object."""
+def _new_key(kind: Any) -> bytes:
+    key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
+    return key
+
+
+class _Side:
+    """One side's key, which is forgotten with this object, and the threads that multiply by it."""
+
+    _kind: str
 
     def __init__(self, *, workers: int = WORKERS) -> None:
-        self._psi = library()
-        self._each, self._workers = _PerThread.with_new_key(self._psi.server), workers
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
+        self._psi, self._workers = library(), workers
+        self._key = _new_key(getattr(self._psi, self._kind))
+        self._own = threading.local()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="psi", initializer=self._prepare)
+
+    def _prepare(self) -> None:
+        """Make the library's object of this thread."""
+        self._own.object = getattr(self._psi, self._kind).CreateFromKey(self._key, True)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class PsiServer(_Side):
+    """Party's side."""
+
+    _kind = "server"
 
     def setup(self, ids: Callable[[], Sequence[str]]) -> Future[bytes]:
         """Return b H(y) of these ids, sorted, so that their order reveals nothing."""
@@ -139,7 +133,7 @@ class PsiServer:
     def _setup(self, ids: Callable[[], Sequence[str]]) -> bytes:
         raw, named = self._psi.DataStructure.RAW, list(ids())
         # The rate of false matches applies to filters, which are not used.
-        made = self._each.object().CreateSetupMessage(1e-9, max(1, len(named)), named, raw)
+        made = self._own.object.CreateSetupMessage(1e-9, max(1, len(named)), named, raw)
         return b"".join(made.raw.encrypted_elements)
 
     def response(self, points: Sequence[bytes]) -> bytes:
@@ -149,42 +143,38 @@ class PsiServer:
         return b"".join(self._pool.map(self._response, parts))
 
     def _response(self, points: Sequence[bytes]) -> bytes:
-        return _multiplied(self._psi, self._each.object(), points, "request")
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        return _multiplied(self._psi, self._own.object, points, "request")
 
 
-class PsiClient:
+class PsiClient(_Side):
     """Label holder's side. One request serves all parties: each answers it under its own key."""
 
-    def __init__(self, *, workers: int = WORKERS) -> None:
-        self._psi = library()
-        self._each = _PerThread.with_new_key(self._psi.client)
-        self._back = self._each.inverse(self._psi.server)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
+    _kind = "client"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        back = pow(int.from_bytes(self._key, "big"), -1, _CURVE_ORDER)  # takes the key off again
+        self._own.back = self._psi.server.CreateFromKey(back.to_bytes(len(self._key), "big"), True)
 
     def request(self, ids: Callable[[], Sequence[str]]) -> Future[bytes]:
         """Return a H(x) of these ids, in their order."""
         return self._pool.submit(self._request, ids)
 
     def _request(self, ids: Callable[[], Sequence[str]]) -> bytes:
-        return b"".join(self._each.object().CreateRequest(list(ids())).encrypted_elements)
-
-    def whole_setup(self, chunks: Iterable[bytes]) -> Index:
-        """Join the chunks of a party's setup."""
-        return Index(_across(b"".join(chunks)), POINT_BYTES - 1)
+        return b"".join(self._own.object.CreateRequest(list(ids())).encrypted_elements)
 
     def matches(self, setup: Index, points: Sequence[bytes]) -> Future[npt.NDArray[np.int64]]:
         """Return the places in a response whose ids the party has."""
         return self._pool.submit(self._matches, setup, points)
 
     def _matches(self, setup: Index, points: Sequence[bytes]) -> npt.NDArray[np.int64]:
-        back = _multiplied(self._psi, self._back.object(), points, "response")
+        back = _multiplied(self._psi, self._own.back, points, "response")
         return np.flatnonzero(setup.places_of(_across(back)) >= 0)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+
+def whole_setup(chunks: Iterable[bytes]) -> Index:
+    """Join the chunks of a party's setup."""
+    return Index(_across(b"".join(chunks)), POINT_BYTES - 1)
 
 
 def _across(points: bytes) -> bytes:

@@ -50,7 +50,7 @@ class RowIds:
 
     @classmethod
     def of(cls, values: Any, *, where: str = "the table") -> RowIds:
-        """Build ids from a list or an Arrow column of text or of integers.
+        """Build ids from an Arrow column of text or of integers.
 
         Args:
             values: The ids.
@@ -102,30 +102,16 @@ class RowIds:
 
     def pieces(self, rows: Rows | None = None) -> Iterator[list[str]]:
         """Yield the ids of these rows, or of all, in pieces."""
-        count = len(self) if rows is None else len(rows)
-        for start in range(0, count, _PIECE):
-            if rows is None:
-                yield self.column.slice(start, _PIECE).to_pylist()
-            else:
-                yield self.take(rows[start : start + _PIECE])
+        rows = np.arange(len(self)) if rows is None else rows
+        for start in range(0, len(rows), _PIECE):
+            yield self.take(rows[start : start + _PIECE])
 
 
 def _as_arrow(values: Any, where: str) -> Any:
     """Return one array of text or of integers."""
     import pyarrow as pa
 
-    permitted = "permitted are words and whole numbers, all of one kind"
-    try:
-        if isinstance(values, pa.ChunkedArray):
-            column = pa.chunked_array(values.chunks, type=values.type).combine_chunks()
-        elif isinstance(values, pa.Array):
-            column = values
-        else:
-            column = pa.array(list(values))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):  # its text may contain an id
-        raise AlignmentError(f"{where}: its ids are of different types, or no text; {permitted}") from None
-    if isinstance(column, pa.ChunkedArray):  # what has no chunks stays one
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+    column = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_null(column.type):
@@ -133,7 +119,9 @@ def _as_arrow(values: Any, where: str) -> Any:
     if not (
         pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     ):
-        raise AlignmentError(f"{where}: its ids have type {column.type}; {permitted}")
+        raise AlignmentError(
+            f"{where}: its ids have type {column.type}; permitted are words and whole numbers, all of one kind"
+        )
     return column
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
-from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, materialise, materialise_labels
+from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, load_labels, materialise, materialise_labels
 from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
-from pbmvfl.deploy.alignment.party import AgreedOrder, AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment.party import PartySideAlignment
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder
 from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
 from pbmvfl.deploy.link.interface import ServerLink
 from pbmvfl.deploy.site.folder import SiteFolder
@@ -43,7 +44,8 @@ def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> P
         ids=table.ids,
         kinds=table.columns.kinds,
         keep=keep,
-        limits=AlignmentLimits(most_ids=policy.runs.largest_alignment, least_rows=policy.runs.smallest_alignment),
+        most_ids=policy.runs.largest_alignment,
+        least_rows=policy.runs.smallest_alignment,
     )
 
 
@@ -91,11 +93,10 @@ class Request:
         return cls(file=Path(said["file"]), id=said["id"], label=said["label"])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LabelRows:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LabelRows(AlignedLabels):
     """The label holder's rows in the common order, and the public facts of all parties' rows."""
 
-    aligned: AlignedLabels
     label: str | None
     #: Kinds of the values that a row becomes at each party (`plan.shapes`), in federation.toml's order.
     kinds: tuple[str, ...]
@@ -113,7 +114,7 @@ class LabelRows:
         # Alignments of version 0.1 know how many columns there are, and not of which kind.
         kinds_of: dict[str, str] = facts.get("kinds") or {name: "c" * width for name, width in facts["widths"].items()}
         kinds = tuple(kinds_of[party] for party in site_folder.federation.parties)
-        return cls(aligned=AlignedLabels.load(folder), label=facts["label"], kinds=kinds)
+        return cls(**vars(load_labels(folder)), label=facts["label"], kinds=kinds)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -122,31 +123,20 @@ class LabelRows:
 
     @property
     def num_rows(self) -> int:
-        return self.aligned.count
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return self.aligned.ids
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.aligned.class_names
+        return self.count
 
     @property
     def has_labels(self) -> bool:
-        return self.aligned.labels is not None
-
-    def proof(self, challenge: bytes, party: str) -> bytes:
-        return self.aligned.proof(challenge, party)
+        return self.labels is not None
 
     @property
     def train_labels(self) -> npt.NDArray[np.int64]:
         """Class of each row, for training."""
-        if self.aligned.labels is None:
+        if self.labels is None:
             raise AlignmentError(
-                f"alignment={self.aligned.name!r} has no labels, so nothing can be trained on it; align a file that has"
+                f"alignment={self.name!r} has no labels, so nothing can be trained on it; align a file that has"
             )
-        return np.array(self.aligned.labels)
+        return np.array(self.labels)
 
     @property
     def test_labels(self) -> npt.NDArray[np.int64]:
@@ -155,10 +145,10 @@ class LabelRows:
 
     def labels_for(self, class_names: Sequence[str]) -> npt.NDArray[np.int64] | None:
         """Return the class of each row by a model's numbering; None without labels, or with unknown ones."""
-        if self.aligned.labels is None or not set(self.class_names) <= set(class_names):
+        if self.labels is None or not set(self.class_names) <= set(class_names):
             return None
         number = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
-        return number[self.aligned.labels]
+        return number[self.labels]
 
 
 def align_labels(
@@ -174,10 +164,10 @@ def align_labels(
     """
     request = Request.read(site_folder.request(name))
     table = read_label_table(request.file, id=request.id, label=request.label)
-    found = LabelSideAlignment().align(link, table.ids, name=name, progress=progress)
+    found = LabelSideAlignment(link, table.ids, name=name, progress=progress).run()
     folder = site_folder.alignment(name)
     _put_aside(folder)
-    materialise_labels(table, found.order, folder)
+    materialise_labels(table, found, folder)
     kinds = {party: record.kinds for party, record in found.parties.items()}
     said: dict[str, Any] = {"kinds": kinds, "label": request.label}
     write_atomically(folder / _FACTS, json.dumps(said) + "\n", mode=PRIVATE_FILE)

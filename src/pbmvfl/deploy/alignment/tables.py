@@ -105,24 +105,23 @@ def read_party_table(
     if not names:
         faults.add(f"{source.file} has no column beside the id; a party needs at least one")
     faults.raise_any()
-    found, texts = _read_through(source, usable, id, said, party, faults)
-    if known is not None:
-        found = known
-    where = source.file
+    found, ids = _read_through(source, usable, id, said, party, faults)
     return PartyTable(
         source=source,
         id=id,
-        columns=found,
-        ids=RowIds.of(_joined(texts, where), where=where),
-        file_digest=_digest(source),
+        columns=known or found,
+        ids=RowIds.of(ids, where=source.file),
+        file_digest=file_digest(Path(path)),
     )
 
 
 def _read_through(
     source: Source, usable: Sequence[str], id: str, said: Schema, party: str, faults: Faults
-) -> tuple[PartyColumns, list[Any]]:
-    """Return the rules of all columns and the ids; every row is encoded once as a check."""
-    rules, columns, texts, start = dict(said.rules), None, [], 0
+) -> tuple[PartyColumns, Any]:
+    """Return the rules of all columns and the column of ids; every row is encoded once as a check."""
+    import pyarrow as pa
+
+    rules, columns, chunks, start = dict(said.rules), None, [], 0
     for batch in read_batches(source, usable, rules, faults, as_text=(id,)):
         place = Place(file=source.file, numbers=np.arange(start, start + batch.num_rows))
         if columns is None:  # columns without a schema get their rules from the types of the first rows
@@ -130,7 +129,7 @@ def _read_through(
             columns = PartyColumns(party=party, rules=tuple(rule for rule in own if rule is not None))
             rules.update({rule.name: rule for rule in columns.rules})
         encode_columns(columns.rules, batch, place, faults)
-        texts.append(batch.column(id))
+        chunks += batch.column(id).chunks
         start += batch.num_rows
         if len(faults) >= _ENOUGH_FAULTS:
             break
@@ -138,21 +137,12 @@ def _read_through(
         faults.add(f"{source.file} has column names but no rows; at least one row is needed")
     faults.raise_any()
     assert columns is not None
-    return columns, texts
+    return columns, pa.chunked_array(chunks)
 
 
-def _joined(columns: Sequence[Any], where: str) -> Any:
-    import pyarrow as pa
-
-    kinds = {str(column.type) for column in columns}
-    if len(kinds) > 1:
-        raise AlignmentError(f"{where}: its ids have types {' and '.join(sorted(kinds))}; give them one")
-    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], type=columns[0].type)
-
-
-def _digest(source: Source) -> str:
-    assert source.path is not None
-    with source.path.open("rb") as file:
+def file_digest(path: Path) -> str:
+    """Return the file's SHA-256."""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -195,4 +185,4 @@ def read_label_table(path: Path | str, *, id: str, label: str | None) -> LabelTa
         numbers = {value: number for number, value in enumerate(classes)}
         labels = np.array([numbers[value] for value in values], dtype=np.int64)
         names = tuple(map(str, classes))
-    return LabelTable(source=source, ids=ids, labels=labels, class_names=names, file_digest=_digest(source))
+    return LabelTable(source=source, ids=ids, labels=labels, class_names=names, file_digest=file_digest(Path(path)))

@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import os
 import struct
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ class OtherJob(LinkError):
 
 
 class ServerMessageAuth:
-    """Server's side of message authentication towards all parties; thread-safe."""
+    """Server's side of message authentication towards all parties; belongs to one thread."""
 
     def __init__(self, identity: Identity, pins: Mapping[str, bytes], context: bytes) -> None:
         """Draw the key of this process.
@@ -78,7 +77,6 @@ class ServerMessageAuth:
         self._context = hashlib.sha256(context).digest()
         self._private = X25519PrivateKey.generate()
         self._channels: dict[str, PartyChannel] = {}
-        self._lock = threading.Lock()
 
     def challenge(self) -> bytes:
         """Return a fresh signed challenge; its nonce prevents the reuse of a JOIN."""
@@ -102,14 +100,13 @@ class ServerMessageAuth:
         version, context, last, public = _JOIN.unpack(said)
         _verify(self._pins[name], signature, _joined(name, challenge, said), where)
         _same_version_and_context(version, context, self._context, where)
-        with self._lock:
-            known = self._channels.get(name)
-            if known is None:
-                own = self._private.public_key().public_bytes_raw()
-                agreed = _agreed(name, self._context, server=own, party=public)
-                known = self._channels[name] = PartyChannel(name, public, _keys(self._private, public, agreed, where))
-            elif known.public != public:
-                raise ProcessReplaced(f"{where}: its process was replaced by another one")
+        known = self._channels.get(name)
+        if known is None:
+            own = self._private.public_key().public_bytes_raw()
+            agreed = _agreed(name, self._context, server=own, party=public)
+            known = self._channels[name] = PartyChannel(name, public, _keys(self._private, public, agreed, where))
+        elif known.public != public:
+            raise ProcessReplaced(f"{where}: its process was replaced by another one")
         return Admission(channel=known, last=last)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from pbmvfl._descriptors import NO_FOLLOW, POLL_INTERVAL, open_file, read_at, set_mode
-from pbmvfl._files import PRIVATE_FILE, make_private_folder
+from pbmvfl._descriptors import POLL_INTERVAL
+from pbmvfl._files import PRIVATE_FILE, append_durably, make_private_folder
 from pbmvfl.deploy.monitoring.log_events import LEVELS, Event, permitted_fields, sentence
 from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.deploy.monitoring.status import read_status
@@ -57,12 +57,7 @@ class LogFile:
             size = self.path.stat().st_size if self.path.exists() else 0
             if size and size + len(data) > self._largest:
                 self._rotate()
-            descriptor = open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, PRIVATE_FILE)
-            with open(descriptor, "r+b", buffering=0) as file:
-                set_mode(descriptor, PRIVATE_FILE)
-                size = os.fstat(descriptor).st_size
-                is_cut = size and read_at(descriptor, 1, size - 1) != b"\n"  # by a full disk or a kill
-                file.write(b"\n" + data if is_cut else data)
+            append_durably(self.path, data)
 
     def _rotate(self) -> None:
         for number in range(self._files - 2, -1, -1):
@@ -91,18 +86,13 @@ _CODE = re.compile(r"[A-Z][A-Z_]{0,29}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
-class SiteLog:
-    """Writer of a site's log. It never raises: a log that cannot be written ends no run."""
+class SiteLog(logging.Handler):
+    """Writer of a site's log. It never raises: a log that cannot be written ends no run.
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        site: str,
-        job: str = "",
-        run: str = "",
-        level: int = logging.INFO,
-    ) -> None:
+    As a handler of the library's `logging`, it makes the library's own records safe.
+    """
+
+    def __init__(self, path: Path, *, site: str, job: str = "", run: str = "") -> None:
         """Open the log.
 
         Args:
@@ -110,14 +100,12 @@ class SiteLog:
             site: Name of the site.
             job: Id of the job, if any.
             run: Name of the run, if any.
-            level: Lowest level that is written.
         """
+        super().__init__(logging.INFO)
         self._fixed = {name: _short(value) for name, value in {"site": site, "job": job, "run": run}.items()}
-        self._level = level
         #: Redacted error of the last write; empty if it succeeded.
         self.trouble = ""
         self._file: LogFile | None = None
-        self._handler = _LibraryHandler(self)
         try:
             self._file = LogFile(path)
         except OSError as error:
@@ -131,25 +119,19 @@ class SiteLog:
         """Log an event with its redacted error."""
         self._write(event, error, fields)
 
-    def capture_library(self) -> None:
-        """Redirect the library's `logging` to this file alone, until `close`.
-
-        NVFlare's own log is not restricted to the owner, and would get full error texts.
-        """
-        _library.addHandler(self._handler)
-        _library.propagate = False
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            words = _record_text(record)
+        except Exception:
+            words = "a message that cannot be shown"
+        self._write_line(record.levelno, Event.NOTE, words, {})
 
     def close(self) -> None:
-        """Stop the redirection, and write nothing more."""
-        _library.removeHandler(self._handler)
-        _library.propagate = not any(isinstance(each, _LibraryHandler) for each in _library.handlers)
+        """Stop the redirection of the library's records, and write nothing more."""
+        _library.removeHandler(self)
+        _library.propagate = not any(isinstance(each, SiteLog) for each in _library.handlers)
         self._file = None
-
-    def __enter__(self) -> SiteLog:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.close()
+        super().close()
 
     def _write(self, event: object, error: BaseException | None, fields: Mapping[str, Any]) -> None:
         known = Event(event) if isinstance(event, str) and event in tuple(Event) else Event.UNKNOWN
@@ -158,11 +140,11 @@ class SiteLog:
         words = sentence(known, kept)
         if error is not None:
             words = f"{words}: {redacted_error(error)}" if words else redacted_error(error)
-        self.write_line(level, known, words, kept)
+        self._write_line(level, known, words, kept)
 
-    def write_line(self, level: int, event: Event, words: str, fields: Mapping[str, Any]) -> None:
+    def _write_line(self, level: int, event: Event, words: str, fields: Mapping[str, Any]) -> None:
         """Write one line of text that is safe already."""
-        if level < self._level or self._file is None:
+        if self._file is None:
             return
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -177,21 +159,6 @@ class SiteLog:
             self.trouble = ""
         except OSError as error:
             self.trouble = redacted_error(error)
-
-
-class _LibraryHandler(logging.Handler):
-    """Log handler that makes the library's own records safe."""
-
-    def __init__(self, log: SiteLog) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            words = _record_text(record)
-        except Exception:
-            words = "a message that cannot be shown"
-        self._log.write_line(record.levelno, Event.NOTE, words, {})
 
 
 def _record_text(record: logging.LogRecord) -> str:
@@ -227,20 +194,19 @@ def _is_constant(record: logging.LogRecord) -> bool:
     return False
 
 
-def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "", level: int = logging.INFO) -> SiteLog:
-    """Open an organisation's log, and redirect the library's records to it.
+def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "") -> SiteLog:
+    """Return an organisation's log, which alone has the library's records until it is closed.
+
+    NVFlare's own log is not restricted to the owner, and would get full error texts.
 
     Args:
         site_folder: The organisation's folder.
         job: Id of the job, if any.
         run: Name of the run, if any.
-        level: Lowest level that is written.
-
-    Returns:
-        The log; close it at the end of the job.
     """
-    log = SiteLog(site_folder.logs / FILE, site=site_folder.name, job=job, run=run, level=level)
-    log.capture_library()
+    log = SiteLog(site_folder.logs / FILE, site=site_folder.name, job=job, run=run)
+    _library.addHandler(log)
+    _library.propagate = False
     return log
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,68 +52,41 @@ class LogLine:
 
 
 class LogReader:
-    """Reader that starts at the oldest file and follows rotations."""
+    """Reader of a log and of what was rotated out of it, which yields each line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
-        self._file: BinaryIO | None = None
-        self._rest = b""
+        #: Bytes that were read of each file, by its first line, which has a time and does not change.
+        self._read: dict[bytes, int] = {}
         #: Lines that could not be read: cut by a full disk or a kill.
         self.unreadable = 0
 
     def old_lines(self, *, level: str = "debug", run: str | None = None, last: int | None = None) -> list[LogLine]:
         """Return the existing lines that pass the filter, at most the last `last`."""
-        found: deque[LogLine] = deque(maxlen=last)
-        for path in log_files(self._path):
-            if path != self._path:
-                with contextlib.suppress(OSError), open(path, "rb") as file:
-                    found.extend(self._passing(file, level, run))
-        found.extend(self.new_lines(level=level, run=run))
-        return list(found)
+        return list(deque(self.new_lines(level=level, run=run), maxlen=last))
 
     def new_lines(self, *, level: str = "debug", run: str | None = None) -> Iterator[LogLine]:
-        """Return the whole lines since the last call."""
-        for _ in range(2):  # the rest of a rotated file, then the new one
-            if self._file is None:
-                try:
-                    self._file = open(self._path, "rb")  # noqa: SIM115, it stays open between two looks
-                except OSError:
-                    return
-            yield from self._passing(self._whole_lines(self._file), level, run)
-            if self._is_current():
-                return
-            self.close()
+        """Yield the whole lines since the last call."""
+        with contextlib.ExitStack() as stack:
+            files: list[BinaryIO] = []
+            # The newest first: a file that is rotated meanwhile is opened twice, and none is missed.
+            for path in reversed(log_files(self._path)):
+                with contextlib.suppress(OSError):
+                    files.append(stack.enter_context(path.open("rb")))
+            for file in reversed(files):
+                for text in self._unread(file, is_current=file is files[0]):
+                    line = LogLine.parse(text)
+                    if line is None:
+                        self.unreadable += 1
+                    elif line.passes(level=level, run=run):
+                        yield line
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._rest = b""
-
-    def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        while part := file.read(1 << 16):
-            *whole, self._rest = (self._rest + part).split(b"\n")
-            yield from whole
-            if len(self._rest) > _LONGEST_LINE:
-                self._rest = b""
-                self.unreadable += 1
-
-    def _passing(self, lines: Iterator[bytes] | BinaryIO, level: str, run: str | None) -> Iterator[LogLine]:
-        for text in lines:
-            if not text.strip():
-                continue
-            line = LogLine.parse(text)
-            if line is None:
-                self.unreadable += 1
-            elif line.passes(level=level, run=run):
-                yield line
-
-    def _is_current(self) -> bool:
-        if self._file is None:
-            return False
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return True  # it is being rotated: look again later
-        own = os.fstat(self._file.fileno())
-        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
+    def _unread(self, file: BinaryIO, *, is_current: bool) -> Iterator[bytes]:
+        first = file.readline()
+        file.seek(self._read.get(first, 0))
+        for text in file:
+            if is_current and not text.endswith(b"\n"):
+                return  # it may still be written
+            self._read[first] = self._read.get(first, 0) + len(text)
+            if text.strip():
+                yield text

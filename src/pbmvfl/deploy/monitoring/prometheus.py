@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -117,23 +118,15 @@ class MetricsPort:
         self._server.server_close()
         self._thread.join(timeout=_PATIENCE)
 
-    def __enter__(self) -> MetricsPort:
-        return self
 
-    def __exit__(self, *reason: object) -> None:
-        self.close()
+class _Server(socketserver.TCPServer):
+    """Server without request threads, so that no client can exhaust them; errors stay within a connection.
 
-
-class _Server(HTTPServer):
-    """HTTP server without request threads, so that no client can exhaust them; errors stay within a connection."""
+    `HTTPServer` would look up the machine's full name, which can block on a network.
+    """
 
     request_queue_size = 8
     allow_reuse_address = True
-
-    def server_bind(self) -> None:
-        # The base class looks up the machine's full name, which can block on a network.
-        super(HTTPServer, self).server_bind()
-        self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         def cut() -> None:

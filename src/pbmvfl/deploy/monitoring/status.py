@@ -7,7 +7,6 @@ left out.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -20,9 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from pbmvfl._descriptors import NO_FOLLOW, set_mode
-from pbmvfl._files import PRIVATE_FILE
+from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
+from pbmvfl.errors import WriteError
 from pbmvfl.ledger.session_lock import boot_id, start_of
 
 FORMAT = 1
@@ -161,7 +160,6 @@ class StatusFile:
         state: State = State.JOINING,
     ) -> None:
         self._path = Path(path)
-        self._temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._recent: deque[tuple[float, int]] = deque(maxlen=512)
         self._is_news = False
@@ -184,7 +182,6 @@ class StatusFile:
             process_started=start_of(os.getpid()) or "",
             boot=boot_id(),
         )
-        self._remove_remains()
         self._write()
         # A thread that is no daemon would keep a job's process alive at its end.
         self._thread = threading.Thread(target=self._write_later, name="pbmvfl-status", daemon=True)
@@ -260,29 +257,11 @@ class StatusFile:
             with self._lock:
                 status, self._is_news = self._status, False
             try:
-                self._replace(json.dumps(status.to_dict()).encode())
+                # Not forced to disk: after a power cut there is no job to watch either.
+                write_atomically(self._path, json.dumps(status.to_dict()), mode=PRIVATE_FILE, durable=False)
                 self.trouble = ""
-            except OSError as error:
+            except WriteError as error:
                 self.trouble = redacted_error(error)
-                with contextlib.suppress(OSError):
-                    self._temporary.unlink()
-
-    def _replace(self, data: bytes) -> None:
-        # Not forced to disk: after a power cut there is no job to watch either.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW
-        descriptor = os.open(self._temporary, flags, PRIVATE_FILE)
-        with open(descriptor, "wb") as file:
-            set_mode(descriptor, PRIVATE_FILE)
-            file.write(data)
-        os.replace(self._temporary, self._path)
-
-    def _remove_remains(self) -> None:
-        """Remove temporary files of killed processes."""
-        with contextlib.suppress(OSError):
-            for path in self._path.parent.glob(f"{self._path.name}.*.tmp"):
-                number = path.name.removesuffix(".tmp").rpartition(".")[2]
-                if number.isdecimal() and start_of(int(number)) is None:
-                    path.unlink()
 
 
 def _checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
