@@ -42,7 +42,7 @@ _TO_END = 5.0
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
 
 
-#: Memory in bytes below which no worker waits unless the policy says so; it takes some 400 MB.
+#: Memory in bytes below which no worker waits unless the policy says so; it takes some 260 MB.
 LEAST_MEMORY = 2 << 30
 
 

@@ -168,7 +168,7 @@ _WATCH: _Lines = [
 ]
 _HOURS: _Lines = [
     ('# hours = "07:00-19:00"', 'by this machine\'s clock; over midnight: "22:00-06:00"'),
-    ("# waiting_worker = false", "keep no process (400 MB) for the next job; the default below 2 GB of memory"),
+    ("# waiting_worker = false", "keep no process (260 MB) for the next job; the default below 2 GB of memory"),
 ]
 
 
