@@ -97,7 +97,10 @@ def request(federation_toml: Path, name: str, path: Path, *, new_keys: bool = Fa
         federation.index_of(name)
     if (path / WHO).exists() and SiteFolder.at(path).name != name:
         raise FederationError(f"{path} is the folder of {SiteFolder.at(path).name}, not of {name}; choose another")
-    site_folder = _make_home(path, name, _text(federation_toml))
+    make_private_folder(path)
+    write_atomically(path / FILE, _text(federation_toml))
+    SiteFolder(path.resolve()).write_name(name)
+    site_folder = SiteFolder.at(path)
     folder = site_folder.path / "request"
     if new_keys:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,48 +132,47 @@ def approve(
     A repeated call renews them. A second request in a name with another key is refused unless it is to `replace` the
     first.
     """
-    federation = FederationFile.read(folder / FILE)
+    federation, revoked = FederationFile.read(folder / FILE), _revoked(folder)
     known = folder / "requests"
     make_private_folder(known)
     accepted: dict[str, tuple[Path, Request]] = {}
-    for each in requests:
-        wanted = Request.read(each, federation)
+    for path in requests:
+        wanted = Request.read(path, federation)
         if (twice := accepted.get(wanted.name)) is not None and twice[1] != wanted:
-            raise FederationError(f"{twice[0]} and {each} are both of {wanted.name}, with different keys; ask them")
-        accepted[wanted.name] = (each, wanted)
+            raise FederationError(f"{twice[0]} and {path} are both of {wanted.name}, with different keys; ask them")
+        accepted[wanted.name] = (path, wanted)
         before = known / f"{wanted.name}.request.json"
-        if before.exists() and _keys_in(before) != _keys_in(each) and not replace:
+        if before.exists() and _keys_in(before) != _keys_in(path) and not replace:
             raise FederationError(
-                f"{each}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
+                f"{path}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
                 "a new one: --replace"
             )
-    names = (federation.server, *federation.parties)
     for path in known.glob("*.request.json"):
         with contextlib.suppress(FederationError):  # made for an older federation.toml: must be requested again
             old = Request.read(path, federation)
             accepted.setdefault(old.name, (path, old))
-    everybody = {name: accepted[name][1] for name in names if name in accepted}
-    revoked = _revoked(folder)
-    for name, wanted in everybody.items():
+    names = (federation.server, *federation.parties)
+    accepted = {name: accepted[name] for name in names if name in accepted}
+    for name, (path, wanted) in accepted.items():
         if revoked is not None and wanted.identity in revoked.identities:
             raise FederationError(
-                f"{accepted[name][0]}: the identity of {name} was revoked; let them make new keys with "
+                f"{path}: the identity of {name} was revoked; let them make new keys with "
                 "`pbmvfl federation request --new-keys`, and compare fingerprints"
             )
-    check_distinct({name: each.identity for name, each in everybody.items()}, "requests")
-    keys = {name: each.keys(federation, accepted[name][0]) for name, each in everybody.items()}
+    identities = {name: wanted.identity for name, (_, wanted) in accepted.items()}
+    check_distinct(identities, "requests")
+    keys = {name: wanted.keys(federation, path) for name, (path, wanted) in accepted.items()}
     check_distinct({f"{name} ({place})": key for name in keys for place, key in enumerate(keys[name])}, "requests")
     for name, (path, _) in accepted.items():
         if path.parent.resolve() != known.resolve():
             shutil.copyfile(path, known / f"{name}.request.json")
-    missing = tuple(name for name in names if name not in everybody)
+    missing = tuple(name for name in names if name not in accepted)
     if missing:
         return Approval(bundles={}, missing=missing, fingerprint="")
-    identities = {name: each.identity for name, each in everybody.items()}
     root = Certificate.read(folder / "rootCA.pem")
     bundles = {}
     make_private_folder(folder / "signed")
-    for name, wanted in everybody.items():
+    for name, (_, wanted) in accepted.items():
         server = name == federation.server
         bundles[name] = folder / "signed" / f"{name}.signed.json"
         Signed(
@@ -319,14 +321,6 @@ def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
             f"the identity of {', '.join(sorted(changed))} is another one than before; call them, and if it is true "
             "that they made a new one: --replace"
         )
-
-
-def _make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
-    """Create an organisation's folder with its public files; nothing of another organisation is read."""
-    make_private_folder(path)
-    write_atomically(path / FILE, federation_toml)
-    SiteFolder(path.resolve()).write_name(name)
-    return SiteFolder.at(path)
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,7 @@ class Request:
 
     def write(self, path: Path, identity: Identity) -> None:
         """Write the request, signed by the organisation's identity."""
-        said = {
-            "format": FORMAT,
-            "federation": self.federation,
-            "name": self.name,
-            "identity": self.identity.hex(),
-            "site": self.site,
-            "lead": self.lead,
-        }
+        said = {"format": FORMAT, **asdict(self), "identity": self.identity.hex()}
         _write(path, {**said, "signature": identity.sign(_statement(said)).hex()})
 
     @classmethod
@@ -106,17 +99,8 @@ class Signed:
 
     def write(self, path: Path) -> None:
         """Write the reply."""
-        said = {
-            "format": FORMAT,
-            "federation": self.federation,
-            "name": self.name,
-            "authority": self.authority,
-            "site": self.site,
-            "lead": self.lead,
-            "identities": {name: key.hex() for name, key in self.identities.items()},
-            "revoked": self.revoked,
-        }
-        _write(path, said)
+        identities = {name: key.hex() for name, key in self.identities.items()}
+        _write(path, {"format": FORMAT, **asdict(self), "identities": identities})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
