@@ -222,8 +222,7 @@ class ServerSite:
 
     def _train(self) -> JobResult:
         spec, site_folder = self._spec, self._site_folder
-        assert spec.plan is not None
-        plan, run_id = spec.plan, bytes.fromhex(spec.run_id)
+        plan, run_id = spec.run_plan, bytes.fromhex(spec.run_id)
         rows = LabelRows.load(site_folder, spec.alignment)
         self._agree(rows)
         result = self._trained_before()
@@ -250,8 +249,7 @@ class ServerSite:
         return None if result is None or result.stopped else result
 
     def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
-        plan = self._spec.plan
-        assert plan is not None
+        plan = self._spec.run_plan
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
         labels = self._labels(log, rows, keeper)
         server = Server(plan, train_labels=labels, run_id=run_id, keeper=keeper)
@@ -281,8 +279,7 @@ class ServerSite:
 
         What store and ledger say is the label holder's own: its log has it, and the parties learn only that it refused.
         """
-        assert self._spec.plan is not None
-        response, resumes = self._spec.plan.label_response, bool(log.records)
+        response, resumes = self._spec.run_plan.label_response, bool(log.records)
         if response is None:
             return rows.train_labels
         try:
@@ -295,7 +292,7 @@ class ServerSite:
             raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
         if drawn.notes:
             _log.warning("stored labels are like other rows', or most labels were changed since they were drawn")
-        return with_true_labels(self._spec.plan, drawn.labels_N, rows.train_labels)
+        return with_true_labels(self._spec.run_plan, drawn.labels_N, rows.train_labels)
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """Save the label holder's part of the model, then the result, which marks training as complete."""
@@ -314,19 +311,16 @@ class ServerSite:
     # --- predicting ---
 
     def _predict(self) -> JobResult:
-        spec = self._spec
-        assert spec.plan is not None
+        spec, plan = self._spec, self._spec.run_plan
         rows = LabelRows.load(self._site_folder, spec.alignment)
         part = ServerPart.load(self._site_folder.model(spec.run))
-        if spec.plan.model != part.model:
-            raise FederationError(
-                f"run={spec.run!r}: the order is for model {spec.plan.model[:8]}, not {part.model[:8]}"
-            )
+        if plan.model != part.model:
+            raise FederationError(f"run={spec.run!r}: the order is for model {plan.model[:8]}, not {part.model[:8]}")
         self._agree(rows)
         self._report_progress(state=State.PREDICTING)
         began = time.monotonic()
         served = serve(
-            spec.plan,
+            plan,
             trained=dict(part.state),
             transport=self._link,
             owners=self._owners,
@@ -336,7 +330,7 @@ class ServerSite:
             ids=tuple(rows.ids),
             class_names=part.class_names,
             scores_NK=served.scores_NK,
-            plan=spec.plan,
+            plan=plan,
             traffic=served.traffic,
             seconds=time.monotonic() - began,
             stopped=served.stopped,

@@ -195,7 +195,7 @@ def _locked(site_folder: SiteFolder) -> Iterator[int]:
             continue  # NVFlare's process was killed, and its keeper was just reaping it
         raise FederationError(
             f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
-            f"`pbmvfl {_role(site_folder)} stop`"
+            f"`pbmvfl {site_folder.role} stop`"
         )
     try:
         yield lock
@@ -209,10 +209,6 @@ def _output(site_folder: SiteFolder) -> BinaryIO:
     if path.exists():
         os.replace(path, path.with_suffix(".out.old"))
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "ab")
-
-
-def _role(site_folder: SiteFolder) -> str:
-    return "server" if site_folder.is_server else "party"
 
 
 def _prepare(site_folder: SiteFolder, wait: float) -> None:

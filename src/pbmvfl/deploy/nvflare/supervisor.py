@@ -111,8 +111,7 @@ class Supervisor:
 
     def _check_port(self) -> None:
         """Refuse at once if another process than a job of the server has the link's port: no party could join."""
-        found = self._call(lambda session: session.check_status("server")) or {}
-        if not found.get("jobs"):
+        if not self._server_status().get("jobs"):
             check_port(self._site_folder.federation.line_port, "line_port", wait=PORT_PATIENCE)
 
     # --- one job ---
@@ -197,13 +196,14 @@ class Supervisor:
         status = str(meta.get("status", ""))
         if status not in _UNDER_WAY:
             return status, False
-        found = self._call(lambda session: session.check_status("server")) or {}
-        return status, job in str(found.get("jobs", ""))
+        return status, job in str(self._server_status().get("jobs", ""))
 
     def _server_started(self) -> float:
         """Return when the server's process began; another moment is another process, which has no jobs."""
-        found = self._call(lambda session: session.check_status("server")) or {}
-        return float(found.get("server_start_time", 0.0))
+        return float(self._server_status().get("server_start_time", 0.0))
+
+    def _server_status(self) -> dict[str, Any]:
+        return self._call(lambda session: session.check_status("server")) or {}
 
     def _await_sites(self, since: float) -> list[str]:
         """Wait for a sign of life of every site as long as the link would; return those without one.
@@ -224,10 +224,9 @@ class Supervisor:
 
     def _missing_sites(self, since: float) -> list[str]:
         """Return the sites without a sign of life since a moment by the clock of the server's machine, this one."""
-        found = self._call(lambda session: session.check_status("server")) or {}
         heard = {
             str(each.get("client_name")): float(each.get("client_last_conn_time", 0.0))
-            for each in found.get("clients", [])
+            for each in self._server_status().get("clients", [])
         }
         return [name for name in self._site_folder.federation.parties if heard.get(name, 0.0) < since]
 

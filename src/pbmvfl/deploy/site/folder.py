@@ -109,6 +109,11 @@ class SiteFolder:
         return self.name == self.federation.server
 
     @property
+    def role(self) -> str:
+        """Role of the organisation, as commands name it."""
+        return "server" if self.is_server else "party"
+
+    @property
     def index(self) -> int:
         """Index of the party, in federation.toml's order."""
         return self.federation.index_of(self.name)
