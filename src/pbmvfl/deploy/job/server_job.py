@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,45 +82,35 @@ class _DeclaredStarts:
         raise FederationError(f"exact embeddings of {split} rows: nobody sees them in a deployment")
 
 
+@dataclass(eq=False)
 class ServerSite:
     """One job at the label holder."""
 
-    def __init__(
-        self,
-        site_folder: SiteFolder,
-        spec: JobSpec,
-        link: ServerLink,
-        *,
-        job: str,
-        on_progress: OnProgress | None = None,
-        why_closed: Callable[[], str] = str,
-    ) -> None:
-        """Store the parameters.
+    site_folder: SiteFolder
+    spec: JobSpec
+    link: ServerLink
+    _: KW_ONLY
+    #: Id of the job.
+    job: str
+    #: Called at every change of the status.
+    on_progress: OnProgress | None = None
+    #: Returns the reason if the link was closed from outside, else "".
+    why_closed: Callable[[], str] = str
 
-        Args:
-            site_folder: The label holder's folder.
-            spec: The job spec.
-            link: The link to the parties.
-            job: Id of the job.
-            on_progress: Called at every change of the status.
-            why_closed: Returns the reason if the link was closed from outside, else "".
-        """
-        self._site_folder, self._spec, self._link, self._job = site_folder, spec, link, job
-        self._why_closed = why_closed
-        self._on_progress = on_progress
-        self._owners = _DeclaredStarts([False] * len(site_folder.federation.parties))
+    def __post_init__(self) -> None:
+        self._owners = _DeclaredStarts([False] * len(self.site_folder.federation.parties))
         self._end_is_sent = False
 
     @property
     def folder(self) -> Path:
         """Folder of the job's result."""
-        return result_folder(self._site_folder, self._spec)
+        return result_folder(self.site_folder, self.spec)
 
     def run(self) -> JobResult:
         """Do the work. Every result is written before it is reported."""
         try:
-            accept_job(self._site_folder, self._spec, datetime.now().astimezone())
-            self._link.join(timeout=JOIN_SECONDS)
+            accept_job(self.site_folder, self.spec, datetime.now().astimezone())
+            self.link.join(timeout=JOIN_SECONDS)
             job_result = self._work()
         except PartyRefused as error:
             ending = Ending.FAILED if error.code in _MAY_PASS else Ending.REFUSED
@@ -129,15 +119,15 @@ class ServerSite:
             lost = "; ".join(f"{self._name(party)}: {words}" for party, words in sorted(error.reasons.items()))
             job_result = self._job_result(Ending.FAILED, f"lost {lost}")
         except LinkError as error:
-            job_result = self._job_result(Ending.FAILED, self._why_closed() or str(error))
+            job_result = self._job_result(Ending.FAILED, self.why_closed() or str(error))
         except FederationError as error:
             job_result = self._job_result(Ending.REFUSED, str(error))
         except PbmvflError as error:  # about its own files: the text has what to do, and this adds the site
-            job_result = self._job_result(Ending.REFUSED, f"{self._site_folder.name}: {error}")
+            job_result = self._job_result(Ending.REFUSED, f"{self.site_folder.name}: {error}")
         except Exception as error:
             _log.exception("the label holder's part failed")
             job_result = self._job_result(
-                Ending.FAILED, f"{type(error).__name__} at {self._site_folder.name}; its log says more"
+                Ending.FAILED, f"{type(error).__name__} at {self.site_folder.name}; its log says more"
             )
         if not self._end_is_sent:
             self._send_end(job_result, completed=0)
@@ -145,17 +135,17 @@ class ServerSite:
         return job_result
 
     def _job_result(self, ending: Ending, words: str = "") -> JobResult:
-        return JobResult(job=self._job, ending=ending, words=words)
+        return JobResult(job=self.job, ending=ending, words=words)
 
     def _name(self, party: int) -> str:
-        return self._site_folder.federation.parties[party]
+        return self.site_folder.federation.parties[party]
 
     def _report_progress(self, **changes: Any) -> None:
-        if self._on_progress is not None:
-            self._on_progress(parties_alive=tuple(self._link.alive), **changes)
+        if self.on_progress is not None:
+            self.on_progress(parties_alive=tuple(self.link.alive), **changes)
 
     def _work(self) -> JobResult:
-        match self._spec.work:
+        match self.spec.work:
             case Work.ALIGN:
                 return self._align()
             case Work.TRAIN:
@@ -168,18 +158,18 @@ class ServerSite:
     def _agree(self, rows: LabelRows | None) -> None:
         """Compare facts with every party, each with a challenge of its own."""
         self._report_progress(state=State.HANDSHAKE)
-        mine = facts(self._site_folder, self._spec, rows=0 if rows is None else rows.num_rows)
-        names = self._site_folder.federation.parties
+        mine = facts(self.site_folder, self.spec, rows=0 if rows is None else rows.num_rows)
+        names = self.site_folder.federation.parties
         challenges = {index: os.urandom(CHALLENGE_BYTES) for index in range(len(names))}
         questions = {
             index: Question(facts=mine, challenge=challenge).to_bytes() for index, challenge in challenges.items()
         }
-        answers = self._link.ask(questions, channel=Channel.SETUP, timeout=SETUP_SECONDS)
+        answers = self.link.ask(questions, channel=Channel.SETUP, timeout=SETUP_SECONDS)
         public = [False] * len(names)
         for index, received in sorted(answers.received.items()):
             proof = b"" if rows is None else rows.proof(challenges[index], names[index])
             answer = Answer.from_bytes(received)
-            check_answer(answer, mine=mine, server=self._site_folder.name, party=names[index], proof=proof)
+            check_answer(answer, mine=mine, server=self.site_folder.name, party=names[index], proof=proof)
             public[index] = answer.public_start
         if answers.lost:
             raise PartyLost(answers.lost)
@@ -190,10 +180,10 @@ class ServerSite:
         self._end_is_sent = True
         said = {"ending": str(job_result.ending), "words": job_result.words, "completed_rounds": completed}
         body = json.dumps(said).encode()
-        alive = [index for index, name in enumerate(self._link.parties) if name in self._link.alive]
+        alive = [index for index, name in enumerate(self.link.parties) if name in self.link.alive]
         faults = []
         try:
-            answers = self._link.ask(dict.fromkeys(alive, body), channel=Channel.END, timeout=30)
+            answers = self.link.ask(dict.fromkeys(alive, body), channel=Channel.END, timeout=30)
         except PbmvflError as error:
             return [str(error)]
         for index, answer in sorted(answers.received.items()):
@@ -201,7 +191,7 @@ class ServerSite:
             if words:
                 faults.append(f"{self._name(index)}: {words}")
         faults += [f"{self._name(index)}: {words}" for index, words in sorted(answers.lost.items())]
-        faults += [f"{name}: not connected" for name in self._link.parties if name not in self._link.alive]
+        faults += [f"{name}: not connected" for name in self.link.parties if name not in self.link.alive]
         return faults
 
     # --- alignment ---
@@ -213,7 +203,7 @@ class ServerSite:
         def progress(done: int, total: int) -> None:
             self._report_progress(round=done, rounds_total=total)
 
-        found = align_labels(self._site_folder, self._spec.alignment, self._link, progress)
+        found = align_labels(self.site_folder, self.spec.alignment, self.link, progress)
         job_result = self._job_result(Ending.DONE, f"{found.num_rows} rows in common")
         faults = self._send_end(job_result, completed=0)
         return job_result if not faults else self._job_result(Ending.FAILED, "; ".join(faults))
@@ -221,7 +211,7 @@ class ServerSite:
     # --- training ---
 
     def _train(self) -> JobResult:
-        spec, site_folder = self._spec, self._site_folder
+        spec, site_folder = self.spec, self.site_folder
         plan, run_id = spec.run_plan, bytes.fromhex(spec.run_id)
         rows = LabelRows.load(site_folder, spec.alignment)
         self._agree(rows)
@@ -249,7 +239,7 @@ class ServerSite:
         return None if result is None or result.stopped else result
 
     def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
-        plan = self._spec.run_plan
+        plan = self.spec.run_plan
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
         labels = self._labels(log, rows, keeper)
         server = Server(plan, train_labels=labels, run_id=run_id, keeper=keeper)
@@ -261,7 +251,7 @@ class ServerSite:
         self._report_progress(state=State.TRAINING)
         run = Run(
             server,
-            self._link,
+            self.link,
             rows,
             log=log,
             keeper=keeper,
@@ -279,20 +269,20 @@ class ServerSite:
 
         What store and ledger say is the label holder's own: its log has it, and the parties learn only that it refused.
         """
-        response, resumes = self._spec.run_plan.label_response, bool(log.records)
+        response, resumes = self.spec.run_plan.label_response, bool(log.records)
         if response is None:
             return rows.train_labels
         try:
-            with own_ledger(self._site_folder, PolicyFile.read(self._site_folder)):
+            with own_ledger(self.site_folder, PolicyFile.read(self.site_folder)):
                 pass  # limits of the policy hold from here on
-            drawn = label_holder_at(self._site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
+            drawn = label_holder_at(self.site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
             keep_draw(keeper.folder, drawn.labels_N, resumes=resumes)
         except (AnswersError, BudgetExceeded, CheckpointError, LedgerError, PolicyFileError) as error:
             _log.error("labels were not drawn: %s", error)
-            raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
+            raise FederationError(f"{self.site_folder.name}: {PRIVATE_REASON}") from error
         if drawn.notes:
             _log.warning("stored labels are like other rows', or most labels were changed since they were drawn")
-        return with_true_labels(self._spec.run_plan, drawn.labels_N, rows.train_labels)
+        return with_true_labels(self.spec.run_plan, drawn.labels_N, rows.train_labels)
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """Save the label holder's part of the model, then the result, which marks training as complete."""
@@ -300,20 +290,20 @@ class ServerSite:
         ServerPart(
             model=model_digest(plan, server.run_id),
             plan=plan,
-            dataset=self._spec.alignment,
+            dataset=self.spec.alignment,
             state=server.part_state(),
-            party_names=self._site_folder.federation.parties,
+            party_names=self.site_folder.federation.parties,
             class_names=rows.class_names,
             label=rows.label,
-        ).save(self._site_folder.model(self._spec.run))
+        ).save(self.site_folder.model(self.spec.run))
         RunFolder(self.folder).write_result(replace(result, model=None))
 
     # --- predicting ---
 
     def _predict(self) -> JobResult:
-        spec, plan = self._spec, self._spec.run_plan
-        rows = LabelRows.load(self._site_folder, spec.alignment)
-        part = ServerPart.load(self._site_folder.model(spec.run))
+        spec, plan = self.spec, self.spec.run_plan
+        rows = LabelRows.load(self.site_folder, spec.alignment)
+        part = ServerPart.load(self.site_folder.model(spec.run))
         if plan.model != part.model:
             raise FederationError(f"run={spec.run!r}: the order is for model {plan.model[:8]}, not {part.model[:8]}")
         self._agree(rows)
@@ -322,7 +312,7 @@ class ServerSite:
         served = serve(
             plan,
             trained=dict(part.state),
-            transport=self._link,
+            transport=self.link,
             owners=self._owners,
             on_round=lambda done: self._report_progress(round=done),
         )
