@@ -23,8 +23,8 @@ import psutil
 
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.nvflare import keeper, processes
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.nvflare.processes import start, status, stop
-from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site import preflight
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.preflight import check_server

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.nvflare import authority
-from pbmvfl.deploy.nvflare.authority import approve, init, package, request
+from pbmvfl.deploy.nvflare.authority import approve, init, package, provision, request
 from pbmvfl.deploy.nvflare.hardening import check, harden
-from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.site.fingerprint import fingerprint_of
+from pbmvfl.deploy.site.enrolment import fingerprint_of
 from pbmvfl.errors import FederationError
 from support.certificates import Authority
 from support.deployments import LEAD, SERVER, federation_text

@@ -5,6 +5,7 @@ request   every organisation: its own keys, and a request to send
 approve   the authority: all requests of a federation become bundles to send back
 package   every organisation: a kit from its own keys and what came back
 revoke    the authority: a list of certificates that no site accepts any more
+provision all of it at once, for trials
 
 NVFlare makes keys, requests and certificates (its distributed provisioning); what is sent is ours, since it also
 carries identities, and the kit's other files are written by `hardening` at the organisation.
@@ -30,9 +31,8 @@ from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.revocation import RevocationList, Revoked, sign_list
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
-from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
+from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct, check_fingerprint, fingerprint
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
-from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
 from pbmvfl.deploy.site.folder import IDENTITY, PINS, WHO, SiteFolder
 from pbmvfl.errors import FederationError
 
@@ -367,3 +367,31 @@ def _nvflare(what: str) -> Iterator[None]:
 
 def _text(federation_toml: Path) -> str:
     return (federation_toml / FILE if federation_toml.is_dir() else federation_toml).read_text()
+
+
+def provision(federation_toml: Path, out: Path) -> dict[str, SiteFolder]:
+    """Create a folder under `out` for every organisation of a federation, ready to start.
+
+    For trials on one machine only: one process takes the steps of all, and its user has seen every key.
+    """
+    federation = FederationFile.read(federation_toml)
+    names = (federation.server, *federation.parties)
+    for name in names:
+        if (out / name).exists():
+            raise FederationError(f"{out / name} exists already and was not touched; choose another folder")
+    make_private_folder(out)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".provision-", dir=out) as scratch:
+            # The authority's key is gone when this ends: nobody can be added later.
+            folder = Path(scratch) / "authority"
+            init(federation_toml, folder)
+            requests = [request(federation_toml, name, out / name) for name in names]
+            bundles = approve(folder, requests).bundles
+            for name in names:
+                package(SiteFolder.at(out / name), bundles[name])
+                shutil.rmtree(out / name / "request")  # it is for asking again
+    except BaseException:
+        for name in names:
+            shutil.rmtree(out / name, ignore_errors=True)
+        raise
+    return {name: SiteFolder.at(out / name) for name in names}
