@@ -116,7 +116,8 @@ def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids
         elif spec.work is Work.TRAIN:
             folder = site_folder.run(spec.run)
             make_private_folder(folder)
-            _write(folder / BOUND, {**_binding(spec), "taken_up": _times_accepted(folder) + 1})
+            known = _read_binding(folder)
+            _write(folder / BOUND, {**_binding(spec), "taken_up": 1 if known is None else known["taken_up"] + 1})
 
 
 def own_row_ids(
@@ -208,11 +209,6 @@ def _read_binding(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     return read_object(path, {"run_id": str, "plan": str, "alignment": str, "taken_up": int}, FederationError)
-
-
-def _times_accepted(folder: Path) -> int:
-    known = _read_binding(folder)
-    return 0 if known is None else int(known["taken_up"])
 
 
 def _check_run(site_folder: SiteFolder, spec: JobSpec, *, most: int) -> None:

@@ -6,6 +6,7 @@ predictions. Nothing here is read from NVFlare.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -218,11 +219,8 @@ class ServerSite:
         result = self._trained_before()
         if result is None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            log = ReleaseLog(self.folder, plan_hash=plan.hash.hex())
-            try:
+            with contextlib.closing(ReleaseLog(self.folder, plan_hash=plan.hash.hex())) as log:
                 result, server = self._fit(log, rows, run_id)
-            finally:
-                log.close()
             self._save_model(result, server, rows)
         ending = Ending.STOPPED if result.stopped else Ending.DONE
         job_result = self._job_result(ending, result.stopped)

@@ -265,16 +265,27 @@ def package(
     authority = _part(bundle, "authority", signed.authority)
     if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
         raise FederationError(words)
-    kits = {site_folder.name: _part(bundle, "site", signed.site)}
+    kits = [(site_folder.kit, site_folder.certificate.stem, site_folder.name, "site", signed.site)]
     if site_folder.is_server:
-        kits[federation.lead] = _part(bundle, "lead", signed.lead)
-    for name, certificate in kits.items():
-        tls.check(certificate, site_folder.path / "request" / f"{name}.key", authority, name=name)
+        kits.append((site_folder.lead_kit, "client", federation.lead, "lead", signed.lead))
+    keys = {name: site_folder.path / "request" / f"{name}.key" for _, _, name, _, _ in kits}
+    for _, _, name, part, pem in kits:
+        tls.check(_part(bundle, part, pem), keys[name], authority, name=name)
     found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)
     _check_pins(site_folder, signed, replace)
-    _write_kit(site_folder, signed)
+    for kit, role, name, _, pem in kits:
+        startup = kit / "startup"
+        make_private_folder(startup)
+        write_atomically(startup / f"{role}.key", keys[name].read_bytes(), mode=PRIVATE_FILE)
+        write_atomically(startup / f"{role}.crt", pem, mode=PRIVATE_FILE)
+        write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
+    site_folder.write_pins(
+        signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
+    )
+    harden(site_folder)
+    site_folder.pins()
     if signed.revoked:
         site_folder.install_revocations(bundle, signed.revoked.encode())
     return found
@@ -282,26 +293,6 @@ def package(
 
 def _part(bundle: Path, name: str, pem: str) -> Certificate:
     return Certificate.parse(pem.encode(), Path(f"{bundle}: {name}"))
-
-
-def _write_kit(site_folder: SiteFolder, signed: Signed) -> None:
-    federation, request_folder = site_folder.federation, site_folder.path / "request"
-    places = [
-        (site_folder.kit, site_folder.certificate.name, site_folder.private_key.name, site_folder.name, signed.site)
-    ]
-    if site_folder.is_server:
-        places.append((site_folder.lead_kit, "client.crt", "client.key", federation.lead, signed.lead))
-    for kit, certificate, key, name, pem in places:
-        startup = kit / "startup"
-        make_private_folder(startup)
-        write_atomically(startup / key, (request_folder / f"{name}.key").read_bytes(), mode=PRIVATE_FILE)
-        write_atomically(startup / certificate, pem, mode=PRIVATE_FILE)
-        write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
-    site_folder.write_pins(
-        signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
-    )
-    harden(site_folder)
-    site_folder.pins()
 
 
 def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
