@@ -146,13 +146,22 @@ class ServerSite:
             self.on_progress(parties_alive=tuple(self.link.alive), **changes)
 
     def _work(self) -> JobResult:
-        match self.spec.work:
-            case Work.ALIGN:
-                return self._align()
-            case Work.TRAIN:
-                return self._train()
-            case Work.PREDICT:
-                return self._predict()
+        work, completed = self.spec.work, 0
+        rows = None if work is Work.ALIGN else LabelRows.load(self.site_folder, self.spec.alignment)
+        self._agree(rows)
+        if rows is None:
+            job_result = self._job_result(Ending.DONE, f"{self._align()} rows in common")
+        else:
+            stopped = self._train(rows) if work is Work.TRAIN else self._predict(rows)
+            job_result = self._job_result(Ending.STOPPED if stopped else Ending.DONE, stopped)
+            schedule = self.spec.run_plan.schedule
+            completed = len(schedule) if stopped else schedule.settled_at
+        faults = "; ".join(self._send_end(job_result, completed=completed))
+        if faults and work is Work.PREDICT:
+            _log.warning("predicted, but %s", faults)
+        elif faults:
+            return self._job_result(Ending.FAILED, f"trained, but not kept by {faults}" if rows is not None else faults)
+        return job_result
 
     # --- before a session ---
 
@@ -197,38 +206,26 @@ class ServerSite:
 
     # --- alignment ---
 
-    def _align(self) -> JobResult:
-        self._agree(None)
+    def _align(self) -> int:
+        """Align, and return the number of common rows."""
         self._report_progress(state=State.ALIGNING)
 
         def progress(done: int, total: int) -> None:
             self._report_progress(round=done, rounds_total=total)
 
-        found = align_labels(self.site_folder, self.spec.alignment, self.link, progress)
-        job_result = self._job_result(Ending.DONE, f"{found.num_rows} rows in common")
-        faults = self._send_end(job_result, completed=0)
-        return job_result if not faults else self._job_result(Ending.FAILED, "; ".join(faults))
+        return align_labels(self.site_folder, self.spec.alignment, self.link, progress).num_rows
 
     # --- training ---
 
-    def _train(self) -> JobResult:
-        spec, site_folder = self.spec, self.site_folder
-        plan, run_id = spec.run_plan, bytes.fromhex(spec.run_id)
-        rows = LabelRows.load(site_folder, spec.alignment)
-        self._agree(rows)
+    def _train(self, rows: LabelRows) -> str:
+        """Train, and return the reason for an early end, or ""."""
         result = self._trained_before()
         if result is None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with contextlib.closing(ReleaseLog(self.folder, plan_hash=plan.hash.hex())) as log:
-                result, server = self._fit(log, rows, run_id)
+            with contextlib.closing(ReleaseLog(self.folder, plan_hash=self.spec.run_plan.hash.hex())) as log:
+                result, server = self._fit(log, rows)
             self._save_model(result, server, rows)
-        ending = Ending.STOPPED if result.stopped else Ending.DONE
-        job_result = self._job_result(ending, result.stopped)
-        completed = plan.schedule.settled_at if not result.stopped else len(plan.schedule)
-        faults = self._send_end(job_result, completed=completed)
-        if faults:
-            return self._job_result(Ending.FAILED, "trained, but not kept by " + "; ".join(faults))
-        return job_result
+        return result.stopped
 
     def _trained_before(self) -> Result | None:
         """Return an earlier job's result if only the parties' parts are missing, else None."""
@@ -236,11 +233,11 @@ class ServerSite:
         result = Result.read(path) if path.is_file() else None
         return None if result is None or result.stopped else result
 
-    def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
+    def _fit(self, log: ReleaseLog, rows: LabelRows) -> tuple[Result, Server]:
         plan = self.spec.run_plan
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
         labels = self._labels(log, rows, keeper)
-        server = Server(plan, train_labels=labels, run_id=run_id, keeper=keeper)
+        server = Server(plan, train_labels=labels, run_id=bytes.fromhex(self.spec.run_id), keeper=keeper)
 
         def on_round(completed: int, loss: float, traffic: Traffic) -> None:
             known = None if loss != loss else loss
@@ -298,13 +295,12 @@ class ServerSite:
 
     # --- predicting ---
 
-    def _predict(self) -> JobResult:
+    def _predict(self, rows: LabelRows) -> str:
+        """Predict, and return the reason for an early end, or ""."""
         spec, plan = self.spec, self.spec.run_plan
-        rows = LabelRows.load(self.site_folder, spec.alignment)
         part = ServerPart.load(self.site_folder.model(spec.run))
         if plan.model != part.model:
             raise FederationError(f"run={spec.run!r}: the order is for model {plan.model[:8]}, not {part.model[:8]}")
-        self._agree(rows)
         self._report_progress(state=State.PREDICTING)
         began = time.monotonic()
         served = serve(
@@ -328,11 +324,7 @@ class ServerSite:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found.write(self.folder / "predictions.parquet")
         write_atomically(self.folder / "summary.json", json.dumps(_summary(found)) + "\n", mode=PRIVATE_FILE)
-        job_result = self._job_result(Ending.STOPPED if served.stopped else Ending.DONE, served.stopped)
-        faults = self._send_end(job_result, completed=0)
-        if faults:
-            _log.warning("predicted, but %s", "; ".join(faults))
-        return job_result
+        return served.stopped
 
 
 def label_holder_at(site_folder: SiteFolder, rows: LabelRows) -> LabelHolder:

@@ -1,27 +1,6 @@
 """federation.toml: what every organisation of a federation agrees on before anything else. All of it is public.
 
-[federation]
-name = "people"
-
-[server]                         # the label holder
-name = "clinic"
-host = "fed.clinic.example"
-port = 8002                      # identity, jobs and their life (NVFlare)
-line_port = 8003                 # everything that is said in a run
-lead = "lead@clinic.example"     # who may submit
-
-[[party]]
-name = "bank"
-
-[[party]]
-name = "hospital"
-
-[plan]                           # the budget; whatever `pbmvfl plan` takes may stand here
-epsilon = 8
-algorithm = "staged"             # the default; "pbm" is the paper's
-
-[line]
-patience = 120                   # seconds that a cut may last before a run gives up
+`docs/how-to/operate.md` has an example.
 """
 
 from __future__ import annotations
