@@ -120,7 +120,6 @@ class Supervisor:
             )
         server = self._server_started()
         job = self._submit(attempt)
-        was_under_way = False
         missing_since: float | None = None
         ended_since: float | None = None
         while True:
@@ -137,13 +136,11 @@ class Supervisor:
             missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
             if missing_since is not None:
-                is_another = self._server_started() != server
-                patience = LOST_AFTER if not is_another else 0.0 if was_under_way else LOST_BY_RESTART
+                patience = LOST_AFTER if self._server_started() == server else LOST_BY_RESTART
                 if now - missing_since >= patience:
                     return JobResult(
                         job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job"
                     )
-            was_under_way = was_under_way or runs
             if self.look is not None:
                 self.look()
             time.sleep(LOOK)
