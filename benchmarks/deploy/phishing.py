@@ -18,8 +18,8 @@ import psutil
 
 import pbmvfl
 from pbmvfl.deploy.nvflare import job_process
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.nvflare.keeper import birth, read_record
-from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site.folder import SiteFolder
 
 SERVER, PARTIES = "clinic", ("bank", "hospital", "insurer")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pbmvfl.cli import app
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
-from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
+from pbmvfl.deploy.site.policy_text import policy_template
 from pbmvfl.errors import FederationError, PolicyFileError
 from support.policy_homes import PARTY_POLICY, make_home, small_plan, write_policy
 
@@ -55,11 +55,9 @@ def test_a_template_is_private_accepted_as_it_is_and_never_written_over(tmp_path
 
 def test_what_a_template_has_commented_out_is_accepted_too() -> None:
     """A comment that names something which the program does not know, or explains another range, is found here."""
-    texts = (
-        (False, party_template(name="bank", home=".", num_parties=3, file="a.csv", id="id", dataset="people")),
-        (True, label_holder_template(name="clinic", home=".", file="a.csv", id="id", label="sick")),
-    )
-    for is_server, text in texts:
+    said = {"home": ".", "num_parties": 3, "file": "a.csv", "id": "id", "dataset": "people", "label": "sick"}
+    for is_server, name in ((False, "bank"), (True, "clinic")):
+        text = policy_template(is_server=is_server, name=name, **said)
         lines = [re.sub(r"^# (?=(\[|[a-z_]+ = ))", "", line) for line in text.splitlines()]
         assert sum(line.startswith("# ") for line in lines) < 6
         found = PolicyFile.parse("\n".join(lines), path=Path("policy.toml"), is_server=is_server)

@@ -31,8 +31,8 @@ from pbmvfl.deploy.alignment.runner import LabelRows, Request
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.monitoring.status import Status, read_status
 from pbmvfl.deploy.nvflare import authority, processes
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.nvflare.job import write_job
-from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
 from pbmvfl.deploy.site.federation_file import FederationFile
 from pbmvfl.deploy.site.folder import SiteFolder

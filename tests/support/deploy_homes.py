@@ -136,11 +136,11 @@ def train_order(plan: Plan, *, run: str = "run-001", run_id: str | None = None, 
     )
 
 
-def run_job(homes: Mapping[str, SiteFolder], order: JobSpec) -> JobResult:
-    """One job, every role in a thread of its own; how it ended."""
+def run_job(homes: Mapping[str, SiteFolder], order: JobSpec, *, servers: JobSpec | None = None) -> JobResult:
+    """One job, every role in a thread of its own; how it ended. The server may have another order than the parties."""
     job = secrets.token_hex(8)
     parties = [PartyJob(home, order, job=job) for name, home in homes.items() if name != SERVER]
-    served = ServerJob(homes[SERVER], order, job=job)
+    served = ServerJob(homes[SERVER], servers or order, job=job)
     threads = [threading.Thread(target=each.run, daemon=True) for each in parties]
     for thread in threads:
         thread.start()

@@ -44,7 +44,7 @@ from nvflare.private.fed.utils.identity_utils import IdentityAsserter
 
 from pbmvfl.deploy.link.tls import Credentials, party_context
 from pbmvfl.deploy.nvflare import guard
-from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.site.folder import SiteFolder
 from support.deployments import PARTIES, SERVER, federation_text, free_ports
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,27 @@ def train_order(plan: Plan | None = None, **changes: Any) -> JobSpec:
 def align_order(**changes: Any) -> JobSpec:
     usual: dict[str, Any] = {"work": Work.ALIGN, "federation": "people", "alignment": "first"}
     return JobSpec(**{**usual, **changes})
+
+
+def modules_after_admission(home: SiteFolder, order: JobSpec, names: Iterable[str], cwd: Path) -> str:
+    """Which of these modules a new process has loaded once it has admitted an order."""
+    program = f"""
+import sys
+from datetime import datetime
+from pbmvfl.deploy.job.admission import admit, own_row_ids
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
+admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
+print(sorted({set(names)!r} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        input=order.to_text(),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()

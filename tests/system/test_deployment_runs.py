@@ -113,7 +113,7 @@ def spellings(value):
 
 def unmasked(drawn, plan):
     """Each release as it would be packed without a mask: dozens of bytes, which do not occur by chance."""
-    size = plan.batch_size * plan.embedding_dim  # the warm-up before a job draws, too, and much less
+    size = plan.batch_size * plan.embedding_dim  # of whole batches
     return {bytes(plan.release.payload.encode(each)) for each in drawn if each.size == size}
 
 

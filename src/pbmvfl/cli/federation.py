@@ -210,7 +210,7 @@ def package(
 @app.command(name="fingerprint")
 def fingerprint_(home: HomeFolder = Path(), json_: AsJson = False) -> None:
     """The federation's fingerprint as this organisation has it: the same at everybody, or do not start."""
-    from pbmvfl.deploy.site.fingerprint import fingerprint_of
+    from pbmvfl.deploy.site.enrolment import fingerprint_of
     from pbmvfl.deploy.site.folder import SiteFolder
 
     here = SiteFolder.at(home)
@@ -229,7 +229,7 @@ def provision(
 ) -> None:
     """All organisations' folders at once, for a [bold]trial[/]: whoever runs this has seen every key."""
     need_nvflare()
-    from pbmvfl.deploy.nvflare.provision import provision as make
+    from pbmvfl.deploy.nvflare.authority import provision as make
 
     homes = make(federation, out)
     if json_:

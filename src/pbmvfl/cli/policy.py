@@ -40,20 +40,19 @@ def template(
     [bold]Then[/]  pbmvfl policy check --home bank
     """
     from pbmvfl.deploy.site.folder import SiteFolder
-    from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
+    from pbmvfl.deploy.site.policy_text import policy_template
 
     place = SiteFolder.at(home)
-    if place.is_server:
-        text = label_holder_template(name=place.name, home=str(home), file=file or "labels.csv", id=id_, label=label)
-    else:
-        text = party_template(
-            name=place.name,
-            home=str(home),
-            num_parties=len(place.federation.parties),
-            file=file or "rows.csv",
-            id=id_,
-            dataset=dataset,
-        )
+    text = policy_template(
+        is_server=place.is_server,
+        name=place.name,
+        home=str(home),
+        num_parties=len(place.federation.parties),
+        file=file or ("labels.csv" if place.is_server else "rows.csv"),
+        id=id_,
+        dataset=dataset,
+        label=label,
+    )
     if show:
         print(text, end="")
         return

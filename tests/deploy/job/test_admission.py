@@ -7,8 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +27,7 @@ from pbmvfl.federation.model_files import INDEX, WEIGHTS_FILE, model_digest
 from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.plan import Plan
-from support.ledger_books import opening
+from support.ledger_books import charge_all, opening
 from support.policy_homes import (
     PARTY_POLICY,
     RUN_ID,
@@ -38,6 +36,7 @@ from support.policy_homes import (
     joint_plan,
     make_alignment,
     make_home,
+    modules_after_admission,
     small_plan,
     train_order,
     write_policy,
@@ -48,14 +47,17 @@ NOON = datetime.fromisoformat("2026-03-02 12:00:00+01:00")
 
 @pytest.fixture
 def home(tmp_path: Path) -> SiteFolder:
-    home = make_home(tmp_path)
-    home.alignment("first").mkdir(parents=True)
-    return home
+    return ready(tmp_path, "bank")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> SiteFolder:
-    home = make_home(tmp_path, "clinic")
+    return ready(tmp_path, "clinic")
+
+
+def ready(folder: Path, name: str) -> SiteFolder:
+    """A site that has the rows of an alignment."""
+    home = make_home(folder, name)
     home.alignment("first").mkdir(parents=True)
     return home
 
@@ -349,12 +351,7 @@ def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: 
     admit(home, order, NOON, row_ids=first_rows())
     ids = first_rows()(home, order)[0]
     with own_ledger(home, PolicyFile.read(home)) as book:
-        charging = book.open_session(
-            opening(dataset="people", plan=plan, run="a" * 16, session="b" * 16, public_start=True, train_ids=ids)
-        )
-        for current in plan.schedule:
-            charging.charge(current, plan.events(current.kind))
-        charging.close()
+        assert charge_all(book, plan, run="a" * 16, session="b" * 16, train_ids=ids) == len(plan.schedule)
     assert "a limit of this site would end it" in refused(home, order, row_ids=first_rows())
     admit(home, order, NOON, row_ids=lambda *_: ([f"other-{number}" for number in range(100)], []))
 
@@ -370,12 +367,7 @@ def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: SiteFold
     for number in range(2):
         admit(home, order, NOON, row_ids=own_row_ids)
         with own_ledger(home, PolicyFile.read(home)) as book:
-            charging = book.open_session(
-                opening(dataset="people", plan=plan, run=f"{number:016x}", session="", public_start=True, test_ids=ids)
-            )
-            for current in plan.schedule:
-                charging.charge(current, plan.events(current.kind))
-            charging.close()
+            assert charge_all(book, plan, run=f"{number:016x}", session="", test_ids=ids) == len(plan.schedule)
     assert "a limit of this site would end it" in refused(home, order, row_ids=own_row_ids)
     admit(home, order, NOON, row_ids=lambda *_: (None, [f"other-{number}" for number in range(10)]))
     (home.model("monday") / "answers").mkdir()  # with answers that can be given again for nothing, nobody foresees it
@@ -418,27 +410,8 @@ def test_looking_at_an_order_needs_no_torch(tmp_path: Path, home: SiteFolder) ->
     """It happens in the process that is there all the time; torch would make it four times as large."""
     home.alignment("first").rmdir()
     make_alignment(home)
-    program = f"""
-import sys
-from datetime import datetime
-from pathlib import Path
-from pbmvfl.deploy.job.admission import admit, own_row_ids
-from pbmvfl.deploy.site.folder import SiteFolder
-from pbmvfl.deploy.site.job_spec import JobSpec
-from support.ledger_books import opening
-admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
-print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(sys.modules)))
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        input=train_order().to_text(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout.strip()) == (0, "[]"), ran.stderr
+    heavy = ["torch", "numba", "nvflare", "private_set_intersection"]
+    assert modules_after_admission(home, train_order(), heavy, tmp_path) == "[]"
 
 
 def test_a_plan_that_would_take_for_ever_to_count_is_answered_all_the_same(home: SiteFolder) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +31,16 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.policy import Policy
 from pbmvfl.training.encoders import build_encoder
 from support.local_plans import local_plan
-from support.policy_homes import PARTY_POLICY, RUN_ID, make_alignment, make_home, small_plan, train_order, write_policy
+from support.policy_homes import (
+    PARTY_POLICY,
+    RUN_ID,
+    make_alignment,
+    make_home,
+    modules_after_admission,
+    small_plan,
+    train_order,
+    write_policy,
+)
 
 NOON = datetime.fromisoformat("2026-03-02 12:00:00+01:00")
 PARTIES = ("bank", "shop", "clinic")
@@ -257,25 +264,7 @@ def test_an_own_network_at_a_site_is_held_against_both_counts(home: SiteFolder) 
 
 def test_a_site_reads_its_part_without_torch(home: SiteFolder, tmp_path: Path) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
-    program = f"""
-import sys
-from datetime import datetime
-from pbmvfl.deploy.job.admission import admit, own_row_ids
-from pbmvfl.deploy.site.folder import SiteFolder
-from pbmvfl.deploy.site.job_spec import JobSpec
-admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
-print("torch" in sys.modules)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        input=order_to_predict(home, **flag(1)).to_text(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout.strip()) == (0, "False"), ran.stderr
+    assert modules_after_admission(home, order_to_predict(home, **flag(1)), ["torch"], tmp_path) == "[]"
 
 
 def test_the_names_that_are_not_imported_are_those_of_a_part() -> None:

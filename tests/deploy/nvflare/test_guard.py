@@ -21,8 +21,8 @@ pytest.importorskip("nvflare")
 from nvflare.fuel.f3.cellnet.defs import MessageType
 
 from pbmvfl.deploy.nvflare import guard, readiness
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.nvflare.guard import RULES, Arrival, Members, Who, too_large
-from pbmvfl.deploy.nvflare.provision import provision
 from support.federation_texts import SERVER, federation_text
 
 HERE = Path(__file__).parents[2]

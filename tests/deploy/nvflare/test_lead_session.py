@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.nvflare.authority import provision
 from support.deployments import SERVER, federation_text, free_ports
 
 #: Nobody listens: it is the connecting itself that would load what a stranger's file names.

@@ -23,8 +23,8 @@ import psutil
 
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.nvflare import keeper, processes
+from pbmvfl.deploy.nvflare.authority import provision
 from pbmvfl.deploy.nvflare.processes import start, status, stop
-from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site import preflight
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.preflight import check_server
@@ -285,11 +285,10 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, SiteFold
     assert party.certificate_days is not None
     assert party.certificate_days > 300
 
-    # A second start, from here or by the keeper itself, names the first and leaves it alone.
-    with pytest.raises(FederationError, match=rf"bank runs already: process {party.pid} since .*`pbmvfl party stop`"):
-        start(bank)
-    second = subprocess.run([sys.executable, "-m", keeper.__name__, str(bank.path)], timeout=LONG, check=False)
-    assert second.returncode == keeper.LOCKED
+    # A second start, in the foreground or not, names the first and leaves it alone.
+    for second in (start, processes.run):
+        with pytest.raises(FederationError, match=rf"bank runs already: process {party.pid} .*`pbmvfl party stop`"):
+            second(bank)
     assert status(bank).pid == party.pid
 
     # Folders of old jobs are gone, all but the newest.
@@ -348,7 +347,8 @@ import sys
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.nvflare import keeper
 keeper.command = lambda home: [sys.executable, "-c", {site!r}]
-sys.exit(keeper.keep(SiteFolder.at({str(tmp_path / "bank")!r})) % 256)
+home = SiteFolder.at({str(tmp_path / "bank")!r})
+sys.exit(keeper.keep(home, keeper.take_lock(home)) % 256)
 """
     home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"))
     kept = subprocess.Popen([sys.executable, "-c", program])
@@ -370,7 +370,7 @@ sys.exit(keeper.keep(SiteFolder.at({str(tmp_path / "bank")!r})) % 256)
 
 
 def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, SiteFolder]) -> None:
-    lock = keeper.take_lock(homes["hospital"], keeper.STARTING)
+    lock = keeper.take_lock(homes["hospital"])
     try:
         with pytest.raises(FederationError, match="hospital is just being started by another process"):
             start(homes["hospital"])

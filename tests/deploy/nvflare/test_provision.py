@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +19,24 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.nvflare import authority
-from pbmvfl.deploy.nvflare.authority import approve, init, package, request
+from pbmvfl.deploy.nvflare.authority import approve, init, package, provision, request
 from pbmvfl.deploy.nvflare.hardening import check, harden
-from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.site.fingerprint import fingerprint_of
-from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.enrolment import fingerprint_of
 from pbmvfl.errors import FederationError
 from support.certificates import Authority
-from support.deployments import LEAD, PARTIES, SERVER, federation_text
-
-EVERYBODY = (SERVER, *PARTIES)
-
-
-@dataclass
-class Setup:
-    """A federation that was set up as operators do, and everything that travelled between them."""
-
-    root: Path
-    fingerprint: str = ""
-
-    @property
-    def toml(self) -> Path:
-        return self.root / "federation.toml"
-
-    def home(self, name: str) -> SiteFolder:
-        return SiteFolder.at(self.root / name)
-
-    def request(self, name: str) -> Path:
-        return self.root / name / "request" / f"{name}.request.json"
-
-    def signed(self, name: str) -> Path:
-        return self.root / "authority" / "signed" / f"{name}.signed.json"
-
-    def letters(self) -> list[Path]:
-        return [path(name) for path in (self.request, self.signed) for name in EVERYBODY]
+from support.deployments import LEAD, SERVER, federation_text
+from support.enrolled_federation import EVERYBODY, Enrolled
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Enrolled:
     """Set up once, whole; tests that change something copy it."""
-    setup = Setup(tmp_path_factory.mktemp("federation"))
-    setup.toml.write_text(federation_text())
-    init(setup.toml, setup.root / "authority")
-    for name in EVERYBODY:
-        request(setup.toml, name, setup.root / name)
-    setup.fingerprint = approve(setup.root / "authority", [setup.request(name) for name in EVERYBODY]).fingerprint
-    for name in EVERYBODY:
-        package(setup.home(name), setup.signed(name))
-    return setup
+    return Enrolled.set_up(tmp_path_factory.mktemp("federation"))
 
 
 @pytest.fixture
-def setup(done: Setup, tmp_path: Path) -> Setup:
-    shutil.copytree(done.root, tmp_path / "copy")
-    return Setup(tmp_path / "copy", done.fingerprint)
+def setup(done: Enrolled, tmp_path: Path) -> Enrolled:
+    return done.copy(tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +52,11 @@ def change(parcel: Path, alter: Callable[[dict[str, Any]], object]) -> None:
     said = json.loads(parcel.read_text())
     alter(said)
     parcel.write_text(json.dumps(said))
+
+
+def swap_identity(setup: Enrolled, name: str) -> None:
+    """What the authority could tell the bank about another organisation's identity, or its own."""
+    change(setup.signed("bank"), lambda said: said["identities"].update({name: Identity.generate().public.hex()}))
 
 
 def files(folder: Path) -> Iterator[Path]:
@@ -123,7 +91,7 @@ def holds(text: bytes, secret: bytes) -> bool:
 # --- secrets stay at home ---
 
 
-def test_no_private_key_is_in_anything_but_its_own_home(done: Setup) -> None:
+def test_no_private_key_is_in_anything_but_its_own_home(done: Enrolled) -> None:
     for name in EVERYBODY:
         secrets = secrets_in(done.root / name)
         assert len(secrets) >= 5
@@ -133,7 +101,7 @@ def test_no_private_key_is_in_anything_but_its_own_home(done: Setup) -> None:
             assert not any(holds(readable(path), secret) for secret in secrets), path
 
 
-def test_the_search_for_keys_finds_one_that_is_there(done: Setup, tmp_path: Path) -> None:
+def test_the_search_for_keys_finds_one_that_is_there(done: Enrolled, tmp_path: Path) -> None:
     """The control of the test above: each form in which a key could have travelled."""
     identity, d, *_ = secrets_in(done.root / "bank")
     said = {"site": (done.root / "bank/request/bank.key").read_text(), "identity": identity.hex()}
@@ -142,7 +110,7 @@ def test_the_search_for_keys_finds_one_that_is_there(done: Setup, tmp_path: Path
     assert holds(readable(tmp_path / "x.json"), identity)
 
 
-def test_what_travels_has_the_public_texts_and_no_other(done: Setup) -> None:
+def test_what_travels_has_the_public_texts_and_no_other(done: Enrolled) -> None:
     common = {"format", "federation", "name", "site", "lead"}
     for path in done.letters():
         own = {"identity", "signature"} if "request" in path.name else {"authority", "identities", "revoked"}
@@ -150,7 +118,7 @@ def test_what_travels_has_the_public_texts_and_no_other(done: Setup) -> None:
 
 
 @pytest.mark.parametrize("way", ["at home", "trial"])
-def test_nobody_but_the_owner_can_read_a_key_or_a_kit(way: str, done: Setup, trial: Path) -> None:
+def test_nobody_but_the_owner_can_read_a_key_or_a_kit(way: str, done: Enrolled, trial: Path) -> None:
     root = done.root if way == "at home" else trial
     keys = list(root.rglob("*.key"))
     assert len(keys) >= 7
@@ -176,7 +144,7 @@ def test_a_trial_is_not_made_over_what_is_there(trial: Path) -> None:
 # --- what a kit grants ---
 
 
-def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Setup) -> None:
+def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Enrolled) -> None:
     for name in EVERYBODY:
         home = done.home(name)
         said = json.loads((home.kit / "local/resources.json").read_text())
@@ -203,7 +171,7 @@ def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Setup) -> N
         assert log["loggers"]["root"]["level"] == "WARNING"
 
 
-def test_a_party_tells_the_server_nothing_of_its_settings(done: Setup) -> None:
+def test_a_party_tells_the_server_nothing_of_its_settings(done: Enrolled) -> None:
     """NVFlare sends every setting that it does not know to the server when a site registers."""
     from nvflare.private.fed.utils.site_config import project_site_config
 
@@ -214,7 +182,7 @@ def test_a_party_tells_the_server_nothing_of_its_settings(done: Setup) -> None:
 
 @pytest.mark.parametrize("name", ["comm_config.json", "resources.json", "fed_client.json"])
 @pytest.mark.parametrize("ending", ["", ".default"])
-def test_settings_that_a_job_brought_are_not_found(setup: Setup, name: str, ending: str) -> None:
+def test_settings_that_a_job_brought_are_not_found(setup: Enrolled, name: str, ending: str) -> None:
     """By NVFlare's own search, in a kit where every folder of a job is listed before the kit's own."""
     from nvflare.fuel.utils.config_factory import ConfigFactory
 
@@ -232,7 +200,7 @@ def test_settings_that_a_job_brought_are_not_found(setup: Setup, name: str, endi
 
 
 @pytest.mark.parametrize("stray", ["local/custom", "local/x__p_resources.json", "startup/fl__resources.json"])
-def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None:
+def test_a_kit_with_a_file_more_is_not_started(setup: Enrolled, stray: str) -> None:
     home = setup.home("bank")
     check(home)
     (home.kit / stray).mkdir() if stray.endswith("custom") else (home.kit / stray).write_text("{}")
@@ -240,7 +208,7 @@ def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None
         check(home)
 
 
-def test_rules_that_were_changed_or_lost_are_written_anew(setup: Setup) -> None:
+def test_rules_that_were_changed_or_lost_are_written_anew(setup: Enrolled) -> None:
     home = setup.home("bank")
     before = {path: path.read_bytes() for path in files(home.kit)}
     (home.kit / "local/authorization.json").unlink()
@@ -252,7 +220,7 @@ def test_rules_that_were_changed_or_lost_are_written_anew(setup: Setup) -> None:
 # --- who is who ---
 
 
-def test_everybody_pins_the_same_distinct_identities(done: Setup) -> None:
+def test_everybody_pins_the_same_distinct_identities(done: Enrolled) -> None:
     pins = [done.home(name).pins() for name in EVERYBODY]
     assert pins[0] == pins[1] == pins[2]
     assert len({pins[0].server, *pins[0].parties}) == len(EVERYBODY)
@@ -260,12 +228,12 @@ def test_everybody_pins_the_same_distinct_identities(done: Setup) -> None:
         assert pinned == done.home(name).identity().public
 
 
-def test_all_see_one_fingerprint(done: Setup) -> None:
+def test_all_see_one_fingerprint(done: Enrolled) -> None:
     assert {fingerprint_of(done.home(name)) for name in EVERYBODY} == {done.fingerprint}
     assert re.fullmatch(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", done.fingerprint)
 
 
-def test_certificates_name_their_organisation_and_role(done: Setup) -> None:
+def test_certificates_name_their_organisation_and_role(done: Enrolled) -> None:
     for home, path, name, role in [
         (SERVER, "kit/startup/server.crt", SERVER, "server"),
         (SERVER, "lead/startup/client.crt", LEAD, "lead"),
@@ -278,71 +246,71 @@ def test_certificates_name_their_organisation_and_role(done: Setup) -> None:
 
 
 @pytest.mark.parametrize("said", ["0" * 32, "{}0", "", "no number"])
-def test_a_wrong_fingerprint_writes_nothing(setup: Setup, said: str) -> None:
+def test_a_wrong_fingerprint_writes_nothing(setup: Enrolled, said: str) -> None:
     home = setup.home("bank")
     shutil.rmtree(home.kit)
     os.unlink(home.path / "pins.json")
     before = sorted(files(home.path))
     with pytest.raises(FederationError, match="fingerprint"):
-        package(home, setup.signed("bank"), fingerprint_said=said.format(setup.fingerprint))
+        setup.package("bank", fingerprint_said=said.format(setup.fingerprint))
     assert sorted(files(home.path)) == before
 
 
 @pytest.mark.parametrize("form", ["{0}", "{1}", "{2}", " {0} "])
-def test_the_right_fingerprint_is_known_however_it_is_written(setup: Setup, form: str) -> None:
+def test_the_right_fingerprint_is_known_however_it_is_written(setup: Enrolled, form: str) -> None:
     digits = setup.fingerprint
     said = form.format(digits, digits.replace(" ", ""), digits.replace(" ", "-").upper())
-    assert package(setup.home("bank"), setup.signed("bank"), fingerprint_said=said) == digits
+    assert setup.package("bank", fingerprint_said=said) == digits
 
 
-def test_an_authority_that_swaps_an_identity_shows_another_fingerprint(setup: Setup) -> None:
+def test_an_authority_that_swaps_an_identity_shows_another_fingerprint(setup: Enrolled) -> None:
     """It sits between bank and hospital, with keys of its own: only the phone can tell, and it does."""
     home = setup.home("bank")
     os.unlink(home.path / "pins.json")
-    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    swap_identity(setup, "hospital")
     with pytest.raises(FederationError, match="not what the others have"):
-        package(home, setup.signed("bank"), fingerprint_said=setup.fingerprint)
-    assert package(home, setup.signed("bank")) != setup.fingerprint
+        setup.package("bank", fingerprint_said=setup.fingerprint)
+    assert setup.package("bank") != setup.fingerprint
 
 
-def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup: Setup) -> None:
-    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup: Enrolled) -> None:
+    swap_identity(setup, "hospital")
     with pytest.raises(FederationError, match=r"identity of hospital is another one than before; call them"):
-        package(setup.home("bank"), setup.signed("bank"))
-    package(setup.home("bank"), setup.signed("bank"), replace=True)
+        setup.package("bank")
+    setup.package("bank", replace=True)
 
 
-def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Setup) -> None:
+def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Enrolled) -> None:
     """New keys at bank: the authority and all others take them only if told to, and nobody is swapped on the way."""
     bank = setup.home("bank")
     shutil.rmtree(bank.path / "request")
     os.unlink(bank.path / "identity.key")
     parcel = request(setup.toml, "bank", bank.path)
     with pytest.raises(FederationError, match="bank has asked before with another key"):
-        asks(setup, parcel)
-    fingerprint = asks(setup, parcel, replace=True).fingerprint
+        setup.asks(parcel)
+    fingerprint = setup.asks(parcel, replace=True).fingerprint
     assert fingerprint != setup.fingerprint
     whole = setup.signed("bank").read_bytes()
-    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    swap_identity(setup, "hospital")
     with pytest.raises(FederationError, match="identity of hospital is another one than before"):
-        package(setup.home("bank"), setup.signed("bank"))
+        setup.package("bank")
     setup.signed("bank").write_bytes(whole)
-    assert package(setup.home("bank"), setup.signed("bank")) == fingerprint
+    assert setup.package("bank") == fingerprint
     with pytest.raises(FederationError, match="identity of bank is another one than before"):
-        package(setup.home("hospital"), setup.signed("hospital"))
-    assert package(setup.home("hospital"), setup.signed("hospital"), replace=True) == fingerprint
+        setup.package("hospital")
+    assert setup.package("hospital", replace=True) == fingerprint
     assert {fingerprint_of(setup.home(name)) for name in ("bank", "hospital")} == {fingerprint}
 
 
-def test_another_identity_for_oneself_is_refused(setup: Setup) -> None:
-    change(setup.signed("bank"), lambda said: said["identities"].update(bank=Identity.generate().public.hex()))
+def test_another_identity_for_oneself_is_refused(setup: Enrolled) -> None:
+    swap_identity(setup, "bank")
     with pytest.raises(FederationError, match="another identity for bank than the one here"):
-        package(setup.home("bank"), setup.signed("bank"), replace=True)
+        setup.package("bank", replace=True)
 
 
-def test_another_organisations_parcel_is_refused(setup: Setup) -> None:
+def test_another_organisations_parcel_is_refused(setup: Enrolled) -> None:
     with pytest.raises(FederationError, match="is for 'hospital', and this is the folder of bank"):
-        package(setup.home("bank"), setup.signed("hospital"))
+        setup.package("bank", "hospital")
 
 
 @pytest.mark.parametrize(
@@ -363,23 +331,23 @@ def test_another_organisations_parcel_is_refused(setup: Setup) -> None:
         (lambda said, _: said.update(site=3), "not of the form"),
     ],
 )
-def test_a_tampered_parcel_is_refused(setup: Setup, alter: Callable[..., object], words: str) -> None:
+def test_a_tampered_parcel_is_refused(setup: Enrolled, alter: Callable[..., object], words: str) -> None:
     other = json.loads(setup.signed("hospital").read_text())
     change(setup.signed("bank"), lambda said: alter(said, other))
     with pytest.raises(FederationError, match=words) as caught:
-        package(setup.home("bank"), setup.signed("bank"), replace=True)
+        setup.package("bank", replace=True)
     assert str(setup.signed("bank")) in str(caught.value)
 
 
-def test_a_certificate_for_somebody_elses_key_is_refused(setup: Setup, tmp_path: Path) -> None:
+def test_a_certificate_for_somebody_elses_key_is_refused(setup: Enrolled, tmp_path: Path) -> None:
     """The authority signs bank's name for a key of its own, to pose as bank; bank at least will not run with it."""
     said = json.loads(setup.request("bank").read_text())
     other = json.loads(request(setup.toml, "bank", tmp_path / "elsewhere").read_text())
     assert said["site"] != other["site"]
-    pem = authority._sign(setup.root / "authority", other["site"], "client", 30, "h")
+    pem = authority._sign(setup.authority, other["site"], "client", 30, "h")
     change(setup.signed("bank"), lambda signed: signed.update(site=pem))
     with pytest.raises(FederationError, match="is not the key of"):
-        package(setup.home("bank"), setup.signed("bank"))
+        setup.package("bank")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +355,7 @@ def test_a_certificate_for_somebody_elses_key_is_refused(setup: Setup, tmp_path:
     [((-10, -3), r"expired on \d{4}-\d\d-\d\d"), ((3, 10), r"is not valid yet: .* is the clock right\?")],
 )
 def test_dates_that_are_over_or_still_to_come_are_named(
-    setup: Setup, tmp_path: Path, days: tuple[int, int], words: str
+    setup: Enrolled, tmp_path: Path, days: tuple[int, int], words: str
 ) -> None:
     other = Authority(tmp_path / "other")
     issued = other.issue("bank", first_day=days[0], last_day=days[1])
@@ -396,17 +364,13 @@ def test_dates_that_are_over_or_still_to_come_are_named(
     pems = {"site": issued.certificate.read_text(), "authority": issued.authority.read_text()}
     change(setup.signed("bank"), lambda said: said.update(pems))
     with pytest.raises(FederationError, match=words):
-        package(home, setup.signed("bank"))
+        setup.package("bank")
 
 
 # --- requests ---
 
 
-def asks(setup: Setup, *paths: Path, **options: Any) -> authority.Approval:
-    return approve(setup.root / "authority", paths, **options)
-
-
-def test_parcels_come_when_everybody_has_asked_and_the_order_does_not_matter(done: Setup, tmp_path: Path) -> None:
+def test_parcels_come_when_everybody_has_asked_and_the_order_does_not_matter(done: Enrolled, tmp_path: Path) -> None:
     init(done.toml, tmp_path / "authority")
     first = approve(tmp_path / "authority", [done.request("hospital")])
     assert (first.bundles, first.missing, first.fingerprint) == ({}, ("clinic", "bank"), "")
@@ -416,48 +380,48 @@ def test_parcels_come_when_everybody_has_asked_and_the_order_does_not_matter(don
     assert last.fingerprint != done.fingerprint, "another authority, another fingerprint"
 
 
-def test_certificates_are_renewed_for_the_same_keys(setup: Setup) -> None:
+def test_certificates_are_renewed_for_the_same_keys(setup: Enrolled) -> None:
     before = setup.home("bank").certificate.read_bytes()
     key = setup.home("bank").private_key.read_bytes()
-    assert asks(setup, days=700).fingerprint == setup.fingerprint
-    assert package(setup.home("bank"), setup.signed("bank")) == setup.fingerprint
+    assert setup.asks(days=700).fingerprint == setup.fingerprint
+    assert setup.package("bank") == setup.fingerprint
     after = setup.home("bank").certificate.read_bytes()
     assert before != after
     assert setup.home("bank").private_key.read_bytes() == key
 
 
-def test_asking_again_keeps_the_keys(setup: Setup) -> None:
+def test_asking_again_keeps_the_keys(setup: Enrolled) -> None:
     before = {path: path.read_bytes() for path in (setup.root / "bank").rglob("*.key")}
     request(setup.toml, "bank", setup.root / "bank")
     assert {path: path.read_bytes() for path in (setup.root / "bank").rglob("*.key")} == before
-    assert not asks(setup, setup.request("bank")).missing
+    assert not setup.asks(setup.request("bank")).missing
 
 
 def test_a_second_request_with_another_key_is_refused_unless_it_is_to_replace_the_first(
-    setup: Setup, tmp_path: Path
+    setup: Enrolled, tmp_path: Path
 ) -> None:
     other = request(setup.toml, "bank", tmp_path / "impostor")
     with pytest.raises(FederationError, match="bank has asked before with another key; call them"):
-        asks(setup, other)
-    assert asks(setup).fingerprint == setup.fingerprint, "the first one stands"
-    assert asks(setup, other, replace=True).fingerprint != setup.fingerprint
+        setup.asks(other)
+    assert setup.asks().fingerprint == setup.fingerprint, "the first one stands"
+    assert setup.asks(other, replace=True).fingerprint != setup.fingerprint
 
 
-def test_two_requests_of_one_name_at_once_are_refused(setup: Setup, tmp_path: Path) -> None:
+def test_two_requests_of_one_name_at_once_are_refused(setup: Enrolled, tmp_path: Path) -> None:
     other = request(setup.toml, "bank", tmp_path / "impostor")
     with pytest.raises(FederationError, match="are both of bank, with different keys"):
-        asks(setup, other, setup.request("bank"), replace=True)
+        setup.asks(other, setup.request("bank"), replace=True)
 
 
-def test_an_identity_of_another_cannot_be_asked_for(setup: Setup) -> None:
+def test_an_identity_of_another_cannot_be_asked_for(setup: Enrolled) -> None:
     """Hospital asks as itself, but with bank's public identity: it cannot sign that."""
     bank = setup.home("bank").identity().public.hex()
     change(setup.request("hospital"), lambda said: said.update(identity=bank))
     with pytest.raises(FederationError, match="not signed by the identity in it"):
-        asks(setup, setup.request("hospital"), replace=True)
+        setup.asks(setup.request("hospital"), replace=True)
 
 
-def test_one_organisation_cannot_be_two(setup: Setup, tmp_path: Path) -> None:
+def test_one_organisation_cannot_be_two(setup: Enrolled, tmp_path: Path) -> None:
     """The same identity, asked for in two names and signed as it should be."""
     shutil.copytree(setup.root / "bank", tmp_path / "hospital")
     for path in (tmp_path / "hospital/request").iterdir():
@@ -465,7 +429,7 @@ def test_one_organisation_cannot_be_two(setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "hospital/organisation.json").write_text('{"name": "hospital"}')
     other = request(setup.toml, "hospital", tmp_path / "hospital")
     with pytest.raises(FederationError, match="bank and hospital have the same key"):
-        asks(setup, other, replace=True)
+        setup.asks(other, replace=True)
 
 
 @pytest.mark.parametrize(
@@ -478,13 +442,13 @@ def test_one_organisation_cannot_be_two(setup: Setup, tmp_path: Path) -> None:
         (lambda said: said.pop("lead"), "not of the form"),
     ],
 )
-def test_a_tampered_request_is_refused(setup: Setup, alter: Callable[..., object], words: str) -> None:
+def test_a_tampered_request_is_refused(setup: Enrolled, alter: Callable[..., object], words: str) -> None:
     change(setup.request("bank"), alter)
     with pytest.raises(FederationError, match=words):
-        asks(setup, setup.request("bank"), replace=True)
+        setup.asks(setup.request("bank"), replace=True)
 
 
-def signed_request(setup: Setup, name: str, path: Path, **said: str) -> Path:
+def signed_request(setup: Enrolled, name: str, path: Path, **said: str) -> Path:
     """A request that somebody with a key of their own signed, whatever it says."""
     from pbmvfl.deploy.site.enrolment import Request
 
@@ -494,7 +458,7 @@ def signed_request(setup: Setup, name: str, path: Path, **said: str) -> Path:
     return path
 
 
-def test_an_outsider_who_signs_well_is_still_refused(setup: Setup, tmp_path: Path) -> None:
+def test_an_outsider_who_signs_well_is_still_refused(setup: Enrolled, tmp_path: Path) -> None:
     csr = (setup.root / "bank/request/bank.csr").read_text()
     for said, words in [
         ({"name": "shop", "site": csr}, r"name='shop' is not in federation\.toml"),
@@ -507,15 +471,15 @@ def test_an_outsider_who_signs_well_is_still_refused(setup: Setup, tmp_path: Pat
     ]:
         path = signed_request(setup, path=tmp_path / "x.json", **said)  # type: ignore[arg-type]
         with pytest.raises(FederationError, match=words):
-            asks(setup, path)
+            setup.asks(path)
 
 
-def test_the_authority_is_not_made_over_another(setup: Setup) -> None:
+def test_the_authority_is_not_made_over_another(setup: Enrolled) -> None:
     with pytest.raises(FederationError, match="is not empty and was not touched"):
-        init(setup.toml, setup.root / "authority")
+        init(setup.toml, setup.authority)
 
 
-def test_a_folder_of_another_organisation_is_not_taken_over(setup: Setup) -> None:
+def test_a_folder_of_another_organisation_is_not_taken_over(setup: Enrolled) -> None:
     with pytest.raises(FederationError, match="is the folder of bank, not of hospital"):
         request(setup.toml, "hospital", setup.root / "bank")
     with pytest.raises(FederationError, match=r"party='shop' is not in federation\.toml"):
@@ -525,7 +489,7 @@ def test_a_folder_of_another_organisation_is_not_taken_over(setup: Setup) -> Non
 # --- files that are none of a federation ---
 
 
-def test_bytes_of_another_form_or_too_many_are_refused(setup: Setup, tmp_path: Path) -> None:
+def test_bytes_of_another_form_or_too_many_are_refused(setup: Enrolled, tmp_path: Path) -> None:
     whole = setup.signed("bank").read_bytes()
     for raw in (os.urandom(200), whole[:-5], b"[" * 100_000, b" " * 1_000_001 + whole):
         (tmp_path / "x.json").write_bytes(raw)

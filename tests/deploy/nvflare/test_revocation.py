@@ -20,45 +20,20 @@ from pbmvfl.deploy.job.agreement import disagreement, facts
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare import authority, processes
 from pbmvfl.deploy.nvflare import revocation as on_nvflares_port
-from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.errors import FederationError, PolicyError
-from support.deployments import PARTIES, SERVER, federation_text
-
-EVERYBODY = (SERVER, *PARTIES)
-
-
-class Enrolled:
-    """A federation that was set up as operators do."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.authority, self.toml = root, root / "authority", root / "federation.toml"
-
-    def home(self, name: str) -> SiteFolder:
-        return SiteFolder.at(self.root / name)
-
-    def certificate(self, name: str) -> Certificate:
-        return Certificate.read(self.home(name).certificate)
-
-    def renew(self, *requests: Path, replace: bool = False) -> None:
-        made = authority.approve(self.authority, requests, replace=replace)
-        for name, bundle in made.bundles.items():
-            authority.package(self.home(name), bundle, replace=replace)
+from support.deployments import SERVER
+from support.enrolled_federation import EVERYBODY, Enrolled
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Enrolled:
-    fed = Enrolled(tmp_path_factory.mktemp("federation"))
-    fed.toml.write_text(federation_text())
-    authority.init(fed.toml, fed.authority)
-    fed.renew(*(authority.request(fed.toml, name, fed.root / name) for name in EVERYBODY))
-    return fed
+    return Enrolled.set_up(tmp_path_factory.mktemp("federation"))
 
 
 @pytest.fixture
 def fed(made: Enrolled, tmp_path: Path) -> Enrolled:
-    shutil.copytree(made.root, tmp_path / "copy")
-    return Enrolled(tmp_path / "copy")
+    return made.copy(tmp_path / "copy")
 
 
 # --- the authority ---
@@ -74,10 +49,10 @@ def test_a_revoked_organisation_is_refused_by_every_site_until_it_has_new_keys(f
             check_members(fed.home(name))
     with pytest.raises(FederationError, match=r"client\.crt was revoked, by list 1"):
         processes.check_start(fed.home("bank"))
-    old = fed.root / "bank" / "request" / "bank.request.json"
-    assert authority.approve(fed.authority).missing == ("bank",)
+    old = fed.request("bank")
+    assert fed.asks().missing == ("bank",)
     with pytest.raises(FederationError, match="the identity of bank was revoked; let them make new keys"):
-        authority.approve(fed.authority, [old])  # its old keys, once more
+        fed.asks(old)  # its old keys, once more
     fed.renew(authority.request(fed.toml, "bank", fed.root / "bank", new_keys=True), replace=True)
     for name in EVERYBODY:
         check_members(fed.home(name))

@@ -173,6 +173,7 @@ def test_files_with_a_path_of_their_own_are_looked_for_there() -> None:
         ("delta = 1e-5", "delta = 1e-5\n[runs]\nhours = '24:00-25:00'", "hours='24:00-25:00'"),
         ("delta = 1e-5", "delta = 1e-5\n[runs]\nhours = '07:00-07:00'", "two times of the clock"),
         ("delta = 1e-5", "delta = 1e-5\n[runs]\nsessions = 0", "sessions=0; permitted: a whole number in 1.."),
+        ("delta = 1e-5", "delta = 1e-5\n[runs]\nalignments = false", "alignments=False; permitted: a whole number"),
         ("delta = 1e-5", "delta = 1e-5\n[runs]\nsession = 3", "did you mean sessions?"),
         ("delta = 1e-5", "delta = 1e-5\n[watch]\nmetrics_port = 0", "metrics_port=0"),
         ("delta = 1e-5", "delta = 1e-5\n[watch]\nport = 1", "[watch] port is not known"),

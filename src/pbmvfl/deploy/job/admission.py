@@ -116,7 +116,8 @@ def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids
         elif spec.work is Work.TRAIN:
             folder = site_folder.run(spec.run)
             make_private_folder(folder)
-            _write(folder / BOUND, {**_binding(spec), "taken_up": _times_accepted(folder) + 1})
+            known = _read_binding(folder)
+            _write(folder / BOUND, {**_binding(spec), "taken_up": 1 if known is None else known["taken_up"] + 1})
 
 
 def own_row_ids(
@@ -200,8 +201,7 @@ def _check_evaluation(plan: Plan) -> None:
 
 
 def _binding(spec: JobSpec) -> dict[str, Any]:
-    assert spec.plan is not None
-    return {"run_id": spec.run_id, "plan": spec.plan.hash.hex(), "alignment": spec.alignment}
+    return {"run_id": spec.run_id, "plan": spec.run_plan.hash.hex(), "alignment": spec.alignment}
 
 
 def _read_binding(folder: Path) -> dict[str, Any] | None:
@@ -209,11 +209,6 @@ def _read_binding(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     return read_object(path, {"run_id": str, "plan": str, "alignment": str, "taken_up": int}, FederationError)
-
-
-def _times_accepted(folder: Path) -> int:
-    known = _read_binding(folder)
-    return 0 if known is None else int(known["taken_up"])
 
 
 def _check_run(site_folder: SiteFolder, spec: JobSpec, *, most: int) -> None:
@@ -251,7 +246,7 @@ def _check_model(site_folder: SiteFolder, spec: JobSpec) -> None:
     if not path.is_file():
         raise OrderError(f"run={spec.run}: this site has no part of its model; train it to its end first")
     said = read_object(path, {"model": str}, ModelError)
-    if spec.plan is None or said["model"] != spec.plan.model:
+    if said["model"] != spec.run_plan.model:
         raise OrderError(
             f"run={spec.run}: the order is about another model than the one that this site has of that run; train it, "
             "or predict with the model that is here"
@@ -306,24 +301,25 @@ def free_alignment(site_folder: SiteFolder, name: str) -> str:
 
 def _check_labels(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile) -> None:
     """Refuse a plan that shows more of labels than the policy permits; what a draw may spend is checked by the job."""
-    assert spec.plan is not None
-    policy.policy().check(spec.plan)
-    if spec.plan.label_response is None:
-        return
-    with own_ledger(site_folder, policy) as ledger:
-        if (trouble := ledger.trouble()) is not None:
-            raise FederationError(f"{site_folder.ledger} {trouble}")
+    policy.policy().check(spec.run_plan)
+    if spec.run_plan.label_response is not None:
+        with own_ledger(site_folder, policy) as ledger:
+            _check_ledger(ledger)
+
+
+def _check_ledger(ledger: Ledger) -> None:
+    if (trouble := ledger.trouble()) is not None:
+        raise FederationError(f"{ledger.path} {trouble}")
 
 
 # --- checks of a party ---
 
 
 def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row_ids: RowIds | None) -> None:
-    assert spec.plan is not None
-    policy.policy().check(spec.plan, public_start=begins_publicly(policy, spec.plan, site_folder.model(spec.run)))
+    public_start = begins_publicly(policy, spec.run_plan, site_folder.model(spec.run))
+    policy.policy().check(spec.run_plan, public_start=public_start)
     with own_ledger(site_folder, policy) as ledger:
-        if (trouble := ledger.trouble()) is not None:
-            raise FederationError(f"{site_folder.ledger} {trouble}")
+        _check_ledger(ledger)
         begun = [entry for entry in ledger.sessions(policy.data.dataset) if entry.run == spec.run_id]
         if spec.work is Work.TRAIN and len(begun) >= policy.runs.sessions:
             raise PolicyError(
@@ -334,7 +330,7 @@ def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row
         # predicted before get the same answer at no charge, and only the party itself knows which those are.
         resumes = bool(begun) if spec.work is Work.TRAIN else (site_folder.model(spec.run) / ANSWERS).is_dir()
         if row_ids is not None and not policy.runs.until_limit and not resumes:
-            _look_ahead(site_folder, spec, policy, ledger, row_ids)
+            _look_ahead(site_folder, spec, policy.dataset, ledger, row_ids, public_start=public_start is True)
 
 
 def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) -> bool | None:
@@ -359,25 +355,25 @@ def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) ->
         return False  # there is no evidence that they are charged
 
 
-def _look_ahead(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, ledger: Ledger, row_ids: RowIds) -> None:
+def _look_ahead(
+    site_folder: SiteFolder, spec: JobSpec, dataset: str, ledger: Ledger, row_ids: RowIds, *, public_start: bool
+) -> None:
     """Refuse a run that a limit would end early. By how much is private."""
-    plan = spec.plan
-    assert plan is not None
-    rounds = len(plan.schedule)
+    rounds = len(spec.run_plan.schedule)
     if rounds > FORESEEN_ROUNDS:
         return
     train, test = row_ids(site_folder, spec)
     opening = Opening(
-        dataset=policy.data.dataset,
-        plan=plan,
+        dataset=dataset,
+        plan=spec.run_plan,
         rows=SessionRows(train_ids=train, test_ids=test),
         run="" if spec.work is Work.PREDICT else spec.run_id,  # each prediction is a run of its own
-        public_start=begins_publicly(policy, plan, site_folder.model(spec.run)) is True,
+        public_start=public_start,
     )
     found = ledger.forecast(opening)
     forecast = PartyForecast(party=site_folder.name, path=site_folder.ledger, runs=0, limits=found)
     try:
-        check_reaches_end([forecast], dataset=policy.data.dataset, rounds=rounds, way_out="[runs] until_limit = true")
+        check_reaches_end([forecast], dataset=dataset, rounds=rounds, way_out="[runs] until_limit = true")
     except PbmvflError as error:
         log.error("run=%s was refused: %s", spec.run, error)
         raise PolicyError(

@@ -72,7 +72,7 @@ class Question:
     challenge: bytes
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"facts": dict(self.facts), "challenge": self.challenge.hex()}).encode()
+        return json.dumps({**vars(self), "challenge": self.challenge.hex()}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Question:
@@ -93,8 +93,7 @@ class Answer:
     refused: str = ""
 
     def to_bytes(self) -> bytes:
-        said = {"facts": dict(self.facts), "proof": self.proof.hex(), "public_start": self.public_start}
-        return json.dumps({**said, "refused": self.refused}).encode()
+        return json.dumps({**vars(self), "proof": self.proof.hex()}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Answer:

@@ -145,7 +145,6 @@ class PartySite:
         if spec.work is Work.ALIGN:
             self._aligning = party_alignment(site_folder, spec.alignment, PolicyFile.read(site_folder))
             return
-        assert spec.plan is not None
         policy = PolicyFile.read(site_folder)
         self._rows = AlignedRows.load(site_folder.alignment(spec.alignment))
         predicting = spec.work is Work.PREDICT
@@ -161,7 +160,7 @@ class PartySite:
                 "trained": part.state,
             }
         self._setup = PartySetup(
-            plan=spec.plan,
+            plan=spec.run_plan,
             index=site_folder.index,
             identity=site_folder.identity().private_bytes(),
             identities=site_folder.pins().parties,
@@ -239,8 +238,7 @@ class PartySite:
             self.close()
 
     def _save_part(self, completed: int) -> None:
-        plan, rows, setup = self._spec.plan, self._rows, self._setup
-        assert plan is not None
+        plan, rows, setup = self._spec.run_plan, self._rows, self._setup
         assert rows is not None
         assert setup is not None
         run_id = bytes.fromhex(self._spec.run_id)

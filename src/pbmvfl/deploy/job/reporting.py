@@ -17,7 +17,6 @@ from pbmvfl.deploy.site.job_spec import Ending, JobSpec
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import FederationError, PbmvflError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 
 # --- Spending of each limit of an organisation's owner, for its status ---
@@ -37,15 +36,18 @@ def limits_spent(path: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
     `SpentWatch` calls this in a thread of its own.
     """
     try:
-        ledger = Ledger(path, must_exist=True, read_only=True)
-    except (PbmvflError, OSError):
+        with contextlib.closing(Ledger(path, must_exist=True, read_only=True)) as ledger:
+            return tuple(
+                EpsilonSpent(
+                    limit=f"{limit.unit}, {limit.accounting}, {limit.against}",
+                    spent=spending(ledger, dataset, limit).epsilon,
+                    epsilon=limit.epsilon,
+                    delta=limit.delta,
+                )
+                for limit in ledger.limits(dataset)
+            )
+    except (PbmvflError, OSError):  # there is none yet, or it changed while it was read: the next read will succeed
         return ()
-    try:
-        return tuple(_spent(ledger, dataset, limit) for limit in ledger.limits(dataset))
-    except (PbmvflError, OSError):  # it changed while it was read; the next read will succeed
-        return ()
-    finally:
-        ledger.close()
 
 
 class SpentWatch:
@@ -77,15 +79,6 @@ class SpentWatch:
         self._took = time.monotonic() - began
         if found:  # while the ledger is unreadable, the last values stay
             self._status.spent(found)
-
-
-def _spent(ledger: Ledger, dataset: str, limit: Limit) -> EpsilonSpent:
-    return EpsilonSpent(
-        limit=f"{limit.unit}, {limit.accounting}, {limit.against}",
-        spent=spending(ledger, dataset, limit).epsilon,
-        epsilon=limit.epsilon,
-        delta=limit.delta,
-    )
 
 
 # --- reporting ---

@@ -6,12 +6,13 @@ predictions. Nothing here is read from NVFlare.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,45 +83,35 @@ class _DeclaredStarts:
         raise FederationError(f"exact embeddings of {split} rows: nobody sees them in a deployment")
 
 
+@dataclass(eq=False)
 class ServerSite:
     """One job at the label holder."""
 
-    def __init__(
-        self,
-        site_folder: SiteFolder,
-        spec: JobSpec,
-        link: ServerLink,
-        *,
-        job: str,
-        on_progress: OnProgress | None = None,
-        why_closed: Callable[[], str] = str,
-    ) -> None:
-        """Store the parameters.
+    site_folder: SiteFolder
+    spec: JobSpec
+    link: ServerLink
+    _: KW_ONLY
+    #: Id of the job.
+    job: str
+    #: Called at every change of the status.
+    on_progress: OnProgress | None = None
+    #: Returns the reason if the link was closed from outside, else "".
+    why_closed: Callable[[], str] = str
 
-        Args:
-            site_folder: The label holder's folder.
-            spec: The job spec.
-            link: The link to the parties.
-            job: Id of the job.
-            on_progress: Called at every change of the status.
-            why_closed: Returns the reason if the link was closed from outside, else "".
-        """
-        self._site_folder, self._spec, self._link, self._job = site_folder, spec, link, job
-        self._why_closed = why_closed
-        self._on_progress = on_progress
-        self._owners = _DeclaredStarts([False] * len(site_folder.federation.parties))
+    def __post_init__(self) -> None:
+        self._owners = _DeclaredStarts([False] * len(self.site_folder.federation.parties))
         self._end_is_sent = False
 
     @property
     def folder(self) -> Path:
         """Folder of the job's result."""
-        return result_folder(self._site_folder, self._spec)
+        return result_folder(self.site_folder, self.spec)
 
     def run(self) -> JobResult:
         """Do the work. Every result is written before it is reported."""
         try:
-            accept_job(self._site_folder, self._spec, datetime.now().astimezone())
-            self._link.join(timeout=JOIN_SECONDS)
+            accept_job(self.site_folder, self.spec, datetime.now().astimezone())
+            self.link.join(timeout=JOIN_SECONDS)
             job_result = self._work()
         except PartyRefused as error:
             ending = Ending.FAILED if error.code in _MAY_PASS else Ending.REFUSED
@@ -129,15 +120,15 @@ class ServerSite:
             lost = "; ".join(f"{self._name(party)}: {words}" for party, words in sorted(error.reasons.items()))
             job_result = self._job_result(Ending.FAILED, f"lost {lost}")
         except LinkError as error:
-            job_result = self._job_result(Ending.FAILED, self._why_closed() or str(error))
+            job_result = self._job_result(Ending.FAILED, self.why_closed() or str(error))
         except FederationError as error:
             job_result = self._job_result(Ending.REFUSED, str(error))
         except PbmvflError as error:  # about its own files: the text has what to do, and this adds the site
-            job_result = self._job_result(Ending.REFUSED, f"{self._site_folder.name}: {error}")
+            job_result = self._job_result(Ending.REFUSED, f"{self.site_folder.name}: {error}")
         except Exception as error:
             _log.exception("the label holder's part failed")
             job_result = self._job_result(
-                Ending.FAILED, f"{type(error).__name__} at {self._site_folder.name}; its log says more"
+                Ending.FAILED, f"{type(error).__name__} at {self.site_folder.name}; its log says more"
             )
         if not self._end_is_sent:
             self._send_end(job_result, completed=0)
@@ -145,41 +136,50 @@ class ServerSite:
         return job_result
 
     def _job_result(self, ending: Ending, words: str = "") -> JobResult:
-        return JobResult(job=self._job, ending=ending, words=words)
+        return JobResult(job=self.job, ending=ending, words=words)
 
     def _name(self, party: int) -> str:
-        return self._site_folder.federation.parties[party]
+        return self.site_folder.federation.parties[party]
 
     def _report_progress(self, **changes: Any) -> None:
-        if self._on_progress is not None:
-            self._on_progress(parties_alive=tuple(self._link.alive), **changes)
+        if self.on_progress is not None:
+            self.on_progress(parties_alive=tuple(self.link.alive), **changes)
 
     def _work(self) -> JobResult:
-        match self._spec.work:
-            case Work.ALIGN:
-                return self._align()
-            case Work.TRAIN:
-                return self._train()
-            case Work.PREDICT:
-                return self._predict()
+        work, completed = self.spec.work, 0
+        rows = None if work is Work.ALIGN else LabelRows.load(self.site_folder, self.spec.alignment)
+        self._agree(rows)
+        if rows is None:
+            job_result = self._job_result(Ending.DONE, f"{self._align()} rows in common")
+        else:
+            stopped = self._train(rows) if work is Work.TRAIN else self._predict(rows)
+            job_result = self._job_result(Ending.STOPPED if stopped else Ending.DONE, stopped)
+            schedule = self.spec.run_plan.schedule
+            completed = len(schedule) if stopped else schedule.settled_at
+        faults = "; ".join(self._send_end(job_result, completed=completed))
+        if faults and work is Work.PREDICT:
+            _log.warning("predicted, but %s", faults)
+        elif faults:
+            return self._job_result(Ending.FAILED, f"trained, but not kept by {faults}" if rows is not None else faults)
+        return job_result
 
     # --- before a session ---
 
     def _agree(self, rows: LabelRows | None) -> None:
         """Compare facts with every party, each with a challenge of its own."""
         self._report_progress(state=State.HANDSHAKE)
-        mine = facts(self._site_folder, self._spec, rows=0 if rows is None else rows.num_rows)
-        names = self._site_folder.federation.parties
+        mine = facts(self.site_folder, self.spec, rows=0 if rows is None else rows.num_rows)
+        names = self.site_folder.federation.parties
         challenges = {index: os.urandom(CHALLENGE_BYTES) for index in range(len(names))}
         questions = {
             index: Question(facts=mine, challenge=challenge).to_bytes() for index, challenge in challenges.items()
         }
-        answers = self._link.ask(questions, channel=Channel.SETUP, timeout=SETUP_SECONDS)
+        answers = self.link.ask(questions, channel=Channel.SETUP, timeout=SETUP_SECONDS)
         public = [False] * len(names)
         for index, received in sorted(answers.received.items()):
             proof = b"" if rows is None else rows.proof(challenges[index], names[index])
             answer = Answer.from_bytes(received)
-            check_answer(answer, mine=mine, server=self._site_folder.name, party=names[index], proof=proof)
+            check_answer(answer, mine=mine, server=self.site_folder.name, party=names[index], proof=proof)
             public[index] = answer.public_start
         if answers.lost:
             raise PartyLost(answers.lost)
@@ -190,10 +190,10 @@ class ServerSite:
         self._end_is_sent = True
         said = {"ending": str(job_result.ending), "words": job_result.words, "completed_rounds": completed}
         body = json.dumps(said).encode()
-        alive = [index for index, name in enumerate(self._link.parties) if name in self._link.alive]
+        alive = [index for index, name in enumerate(self.link.parties) if name in self.link.alive]
         faults = []
         try:
-            answers = self._link.ask(dict.fromkeys(alive, body), channel=Channel.END, timeout=30)
+            answers = self.link.ask(dict.fromkeys(alive, body), channel=Channel.END, timeout=30)
         except PbmvflError as error:
             return [str(error)]
         for index, answer in sorted(answers.received.items()):
@@ -201,47 +201,31 @@ class ServerSite:
             if words:
                 faults.append(f"{self._name(index)}: {words}")
         faults += [f"{self._name(index)}: {words}" for index, words in sorted(answers.lost.items())]
-        faults += [f"{name}: not connected" for name in self._link.parties if name not in self._link.alive]
+        faults += [f"{name}: not connected" for name in self.link.parties if name not in self.link.alive]
         return faults
 
     # --- alignment ---
 
-    def _align(self) -> JobResult:
-        self._agree(None)
+    def _align(self) -> int:
+        """Align, and return the number of common rows."""
         self._report_progress(state=State.ALIGNING)
 
         def progress(done: int, total: int) -> None:
             self._report_progress(round=done, rounds_total=total)
 
-        found = align_labels(self._site_folder, self._spec.alignment, self._link, progress)
-        job_result = self._job_result(Ending.DONE, f"{found.num_rows} rows in common")
-        faults = self._send_end(job_result, completed=0)
-        return job_result if not faults else self._job_result(Ending.FAILED, "; ".join(faults))
+        return align_labels(self.site_folder, self.spec.alignment, self.link, progress).num_rows
 
     # --- training ---
 
-    def _train(self) -> JobResult:
-        spec, site_folder = self._spec, self._site_folder
-        assert spec.plan is not None
-        plan, run_id = spec.plan, bytes.fromhex(spec.run_id)
-        rows = LabelRows.load(site_folder, spec.alignment)
-        self._agree(rows)
+    def _train(self, rows: LabelRows) -> str:
+        """Train, and return the reason for an early end, or ""."""
         result = self._trained_before()
         if result is None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            log = ReleaseLog(self.folder, plan_hash=plan.hash.hex())
-            try:
-                result, server = self._fit(log, rows, run_id)
-            finally:
-                log.close()
+            with contextlib.closing(ReleaseLog(self.folder, plan_hash=self.spec.run_plan.hash.hex())) as log:
+                result, server = self._fit(log, rows)
             self._save_model(result, server, rows)
-        ending = Ending.STOPPED if result.stopped else Ending.DONE
-        job_result = self._job_result(ending, result.stopped)
-        completed = plan.schedule.settled_at if not result.stopped else len(plan.schedule)
-        faults = self._send_end(job_result, completed=completed)
-        if faults:
-            return self._job_result(Ending.FAILED, "trained, but not kept by " + "; ".join(faults))
-        return job_result
+        return result.stopped
 
     def _trained_before(self) -> Result | None:
         """Return an earlier job's result if only the parties' parts are missing, else None."""
@@ -249,12 +233,11 @@ class ServerSite:
         result = Result.read(path) if path.is_file() else None
         return None if result is None or result.stopped else result
 
-    def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
-        plan = self._spec.plan
-        assert plan is not None
+    def _fit(self, log: ReleaseLog, rows: LabelRows) -> tuple[Result, Server]:
+        plan = self.spec.run_plan
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
         labels = self._labels(log, rows, keeper)
-        server = Server(plan, train_labels=labels, run_id=run_id, keeper=keeper)
+        server = Server(plan, train_labels=labels, run_id=bytes.fromhex(self.spec.run_id), keeper=keeper)
 
         def on_round(completed: int, loss: float, traffic: Traffic) -> None:
             known = None if loss != loss else loss
@@ -263,7 +246,7 @@ class ServerSite:
         self._report_progress(state=State.TRAINING)
         run = Run(
             server,
-            self._link,
+            self.link,
             rows,
             log=log,
             keeper=keeper,
@@ -281,21 +264,20 @@ class ServerSite:
 
         What store and ledger say is the label holder's own: its log has it, and the parties learn only that it refused.
         """
-        assert self._spec.plan is not None
-        response, resumes = self._spec.plan.label_response, bool(log.records)
+        response, resumes = self.spec.run_plan.label_response, bool(log.records)
         if response is None:
             return rows.train_labels
         try:
-            with own_ledger(self._site_folder, PolicyFile.read(self._site_folder)):
+            with own_ledger(self.site_folder, PolicyFile.read(self.site_folder)):
                 pass  # limits of the policy hold from here on
-            drawn = label_holder_at(self._site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
+            drawn = label_holder_at(self.site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
             keep_draw(keeper.folder, drawn.labels_N, resumes=resumes)
         except (AnswersError, BudgetExceeded, CheckpointError, LedgerError, PolicyFileError) as error:
             _log.error("labels were not drawn: %s", error)
-            raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
+            raise FederationError(f"{self.site_folder.name}: {PRIVATE_REASON}") from error
         if drawn.notes:
             _log.warning("stored labels are like other rows', or most labels were changed since they were drawn")
-        return with_true_labels(self._spec.plan, drawn.labels_N, rows.train_labels)
+        return with_true_labels(self.spec.run_plan, drawn.labels_N, rows.train_labels)
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """Save the label holder's part of the model, then the result, which marks training as complete."""
@@ -303,32 +285,28 @@ class ServerSite:
         ServerPart(
             model=model_digest(plan, server.run_id),
             plan=plan,
-            dataset=self._spec.alignment,
+            dataset=self.spec.alignment,
             state=server.part_state(),
-            party_names=self._site_folder.federation.parties,
+            party_names=self.site_folder.federation.parties,
             class_names=rows.class_names,
             label=rows.label,
-        ).save(self._site_folder.model(self._spec.run))
+        ).save(self.site_folder.model(self.spec.run))
         RunFolder(self.folder).write_result(replace(result, model=None))
 
     # --- predicting ---
 
-    def _predict(self) -> JobResult:
-        spec = self._spec
-        assert spec.plan is not None
-        rows = LabelRows.load(self._site_folder, spec.alignment)
-        part = ServerPart.load(self._site_folder.model(spec.run))
-        if spec.plan.model != part.model:
-            raise FederationError(
-                f"run={spec.run!r}: the order is for model {spec.plan.model[:8]}, not {part.model[:8]}"
-            )
-        self._agree(rows)
+    def _predict(self, rows: LabelRows) -> str:
+        """Predict, and return the reason for an early end, or ""."""
+        spec, plan = self.spec, self.spec.run_plan
+        part = ServerPart.load(self.site_folder.model(spec.run))
+        if plan.model != part.model:
+            raise FederationError(f"run={spec.run!r}: the order is for model {plan.model[:8]}, not {part.model[:8]}")
         self._report_progress(state=State.PREDICTING)
         began = time.monotonic()
         served = serve(
-            spec.plan,
+            plan,
             trained=dict(part.state),
-            transport=self._link,
+            transport=self.link,
             owners=self._owners,
             on_round=lambda done: self._report_progress(round=done),
         )
@@ -336,7 +314,7 @@ class ServerSite:
             ids=tuple(rows.ids),
             class_names=part.class_names,
             scores_NK=served.scores_NK,
-            plan=spec.plan,
+            plan=plan,
             traffic=served.traffic,
             seconds=time.monotonic() - began,
             stopped=served.stopped,
@@ -346,11 +324,7 @@ class ServerSite:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found.write(self.folder / "predictions.parquet")
         write_atomically(self.folder / "summary.json", json.dumps(_summary(found)) + "\n", mode=PRIVATE_FILE)
-        job_result = self._job_result(Ending.STOPPED if served.stopped else Ending.DONE, served.stopped)
-        faults = self._send_end(job_result, completed=0)
-        if faults:
-            _log.warning("predicted, but %s", "; ".join(faults))
-        return job_result
+        return served.stopped
 
 
 def label_holder_at(site_folder: SiteFolder, rows: LabelRows) -> LabelHolder:

@@ -3,5 +3,5 @@
 Dotted paths of `executor`, `controller`, `validator`, `launcher`, `readiness` and `keeper` are written into kits and
 jobs: these modules keep their names.
 May import everything else of `deploy`.
-Begin with `provision` for kits, `supervisor` for jobs, `guard` for what other sites may ask of this one.
+Begin with `authority` for kits, `supervisor` for jobs, `guard` for what other sites may ask of this one.
 """

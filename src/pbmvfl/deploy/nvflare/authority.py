@@ -5,6 +5,7 @@ request   every organisation: its own keys, and a request to send
 approve   the authority: all requests of a federation become bundles to send back
 package   every organisation: a kit from its own keys and what came back
 revoke    the authority: a list of certificates that no site accepts any more
+provision all of it at once, for trials
 
 NVFlare makes keys, requests and certificates (its distributed provisioning); what is sent is ours, since it also
 carries identities, and the kit's other files are written by `hardening` at the organisation.
@@ -30,9 +31,8 @@ from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.revocation import RevocationList, Revoked, sign_list
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
-from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
+from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct, check_fingerprint, fingerprint
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
-from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
 from pbmvfl.deploy.site.folder import IDENTITY, PINS, WHO, SiteFolder
 from pbmvfl.errors import FederationError
 
@@ -97,7 +97,10 @@ def request(federation_toml: Path, name: str, path: Path, *, new_keys: bool = Fa
         federation.index_of(name)
     if (path / WHO).exists() and SiteFolder.at(path).name != name:
         raise FederationError(f"{path} is the folder of {SiteFolder.at(path).name}, not of {name}; choose another")
-    site_folder = _make_home(path, name, _text(federation_toml))
+    make_private_folder(path)
+    write_atomically(path / FILE, _text(federation_toml))
+    SiteFolder(path.resolve()).write_name(name)
+    site_folder = SiteFolder.at(path)
     folder = site_folder.path / "request"
     if new_keys:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,48 +132,47 @@ def approve(
     A repeated call renews them. A second request in a name with another key is refused unless it is to `replace` the
     first.
     """
-    federation = FederationFile.read(folder / FILE)
+    federation, revoked = FederationFile.read(folder / FILE), _revoked(folder)
     known = folder / "requests"
     make_private_folder(known)
     accepted: dict[str, tuple[Path, Request]] = {}
-    for each in requests:
-        wanted = Request.read(each, federation)
+    for path in requests:
+        wanted = Request.read(path, federation)
         if (twice := accepted.get(wanted.name)) is not None and twice[1] != wanted:
-            raise FederationError(f"{twice[0]} and {each} are both of {wanted.name}, with different keys; ask them")
-        accepted[wanted.name] = (each, wanted)
+            raise FederationError(f"{twice[0]} and {path} are both of {wanted.name}, with different keys; ask them")
+        accepted[wanted.name] = (path, wanted)
         before = known / f"{wanted.name}.request.json"
-        if before.exists() and _keys_in(before) != _keys_in(each) and not replace:
+        if before.exists() and _keys_in(before) != _keys_in(path) and not replace:
             raise FederationError(
-                f"{each}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
+                f"{path}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
                 "a new one: --replace"
             )
-    names = (federation.server, *federation.parties)
     for path in known.glob("*.request.json"):
         with contextlib.suppress(FederationError):  # made for an older federation.toml: must be requested again
             old = Request.read(path, federation)
             accepted.setdefault(old.name, (path, old))
-    everybody = {name: accepted[name][1] for name in names if name in accepted}
-    revoked = _revoked(folder)
-    for name, wanted in everybody.items():
+    names = (federation.server, *federation.parties)
+    accepted = {name: accepted[name] for name in names if name in accepted}
+    for name, (path, wanted) in accepted.items():
         if revoked is not None and wanted.identity in revoked.identities:
             raise FederationError(
-                f"{accepted[name][0]}: the identity of {name} was revoked; let them make new keys with "
+                f"{path}: the identity of {name} was revoked; let them make new keys with "
                 "`pbmvfl federation request --new-keys`, and compare fingerprints"
             )
-    check_distinct({name: each.identity for name, each in everybody.items()}, "requests")
-    keys = {name: each.keys(federation, accepted[name][0]) for name, each in everybody.items()}
+    identities = {name: wanted.identity for name, (_, wanted) in accepted.items()}
+    check_distinct(identities, "requests")
+    keys = {name: wanted.keys(federation, path) for name, (path, wanted) in accepted.items()}
     check_distinct({f"{name} ({place})": key for name in keys for place, key in enumerate(keys[name])}, "requests")
     for name, (path, _) in accepted.items():
         if path.parent.resolve() != known.resolve():
             shutil.copyfile(path, known / f"{name}.request.json")
-    missing = tuple(name for name in names if name not in everybody)
+    missing = tuple(name for name in names if name not in accepted)
     if missing:
         return Approval(bundles={}, missing=missing, fingerprint="")
-    identities = {name: each.identity for name, each in everybody.items()}
     root = Certificate.read(folder / "rootCA.pem")
     bundles = {}
     make_private_folder(folder / "signed")
-    for name, wanted in everybody.items():
+    for name, (_, wanted) in accepted.items():
         server = name == federation.server
         bundles[name] = folder / "signed" / f"{name}.signed.json"
         Signed(
@@ -263,16 +265,27 @@ def package(
     authority = _part(bundle, "authority", signed.authority)
     if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
         raise FederationError(words)
-    kits = {site_folder.name: _part(bundle, "site", signed.site)}
+    kits = [(site_folder.kit, site_folder.certificate.stem, site_folder.name, "site", signed.site)]
     if site_folder.is_server:
-        kits[federation.lead] = _part(bundle, "lead", signed.lead)
-    for name, certificate in kits.items():
-        tls.check(certificate, site_folder.path / "request" / f"{name}.key", authority, name=name)
+        kits.append((site_folder.lead_kit, "client", federation.lead, "lead", signed.lead))
+    keys = {name: site_folder.path / "request" / f"{name}.key" for _, _, name, _, _ in kits}
+    for _, _, name, part, pem in kits:
+        tls.check(_part(bundle, part, pem), keys[name], authority, name=name)
     found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)
     _check_pins(site_folder, signed, replace)
-    _write_kit(site_folder, signed)
+    for kit, role, name, _, pem in kits:
+        startup = kit / "startup"
+        make_private_folder(startup)
+        write_atomically(startup / f"{role}.key", keys[name].read_bytes(), mode=PRIVATE_FILE)
+        write_atomically(startup / f"{role}.crt", pem, mode=PRIVATE_FILE)
+        write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
+    site_folder.write_pins(
+        signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
+    )
+    harden(site_folder)
+    site_folder.pins()
     if signed.revoked:
         site_folder.install_revocations(bundle, signed.revoked.encode())
     return found
@@ -280,26 +293,6 @@ def package(
 
 def _part(bundle: Path, name: str, pem: str) -> Certificate:
     return Certificate.parse(pem.encode(), Path(f"{bundle}: {name}"))
-
-
-def _write_kit(site_folder: SiteFolder, signed: Signed) -> None:
-    federation, request_folder = site_folder.federation, site_folder.path / "request"
-    places = [
-        (site_folder.kit, site_folder.certificate.name, site_folder.private_key.name, site_folder.name, signed.site)
-    ]
-    if site_folder.is_server:
-        places.append((site_folder.lead_kit, "client.crt", "client.key", federation.lead, signed.lead))
-    for kit, certificate, key, name, pem in places:
-        startup = kit / "startup"
-        make_private_folder(startup)
-        write_atomically(startup / key, (request_folder / f"{name}.key").read_bytes(), mode=PRIVATE_FILE)
-        write_atomically(startup / certificate, pem, mode=PRIVATE_FILE)
-        write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
-    site_folder.write_pins(
-        signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
-    )
-    harden(site_folder)
-    site_folder.pins()
 
 
 def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
@@ -319,14 +312,6 @@ def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
             f"the identity of {', '.join(sorted(changed))} is another one than before; call them, and if it is true "
             "that they made a new one: --replace"
         )
-
-
-def _make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
-    """Create an organisation's folder with its public files; nothing of another organisation is read."""
-    make_private_folder(path)
-    write_atomically(path / FILE, federation_toml)
-    SiteFolder(path.resolve()).write_name(name)
-    return SiteFolder.at(path)
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:
@@ -373,3 +358,31 @@ def _nvflare(what: str) -> Iterator[None]:
 
 def _text(federation_toml: Path) -> str:
     return (federation_toml / FILE if federation_toml.is_dir() else federation_toml).read_text()
+
+
+def provision(federation_toml: Path, out: Path) -> dict[str, SiteFolder]:
+    """Create a folder under `out` for every organisation of a federation, ready to start.
+
+    For trials on one machine only: one process takes the steps of all, and its user has seen every key.
+    """
+    federation = FederationFile.read(federation_toml)
+    names = (federation.server, *federation.parties)
+    for name in names:
+        if (out / name).exists():
+            raise FederationError(f"{out / name} exists already and was not touched; choose another folder")
+    make_private_folder(out)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".provision-", dir=out) as scratch:
+            # The authority's key is gone when this ends: nobody can be added later.
+            folder = Path(scratch) / "authority"
+            init(federation_toml, folder)
+            requests = [request(federation_toml, name, out / name) for name in names]
+            bundles = approve(folder, requests).bundles
+            for name in names:
+                package(SiteFolder.at(out / name), bundles[name])
+                shutil.rmtree(out / name / "request")  # it is for asking again
+    except BaseException:
+        for name in names:
+            shutil.rmtree(out / name, ignore_errors=True)
+        raise
+    return {name: SiteFolder.at(out / name) for name in names}

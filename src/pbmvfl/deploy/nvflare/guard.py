@@ -22,7 +22,7 @@ import threading
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -353,106 +353,99 @@ def shake_hands_apart() -> None:
 # --- the table ---
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """One rule: on messages (`refuses`), on a process (`install`), in a file of a kit (`file`), or in a `module`."""
 
     name: str
     attack: str
+    _: KW_ONLY
     #: Name of the test that tries the attack.
-    test: str
+    test: str = "test_each_rule_alone_stops_its_attack"
     refuses: Callable[[Arrival, Members], bool] | None = None
     install: Callable[[], None] | None = None
     file: str = ""
     module: str = ""
 
 
-_FORGED = "test_each_rule_alone_stops_its_attack"
 RULES = (
     Rule(
-        name="forged origin",
-        attack="a party speaks as the server, its job, another party's job or the lead: each reply has the "
-        "server's token, and a bearer may state any origin",
-        test=_FORGED,
+        "forged origin",
+        "a party speaks as the server, its job, another party's job or the lead: each reply has the server's token, "
+        "and a bearer may state any origin",
         refuses=forged_origin,
     ),
     Rule(
-        name="unused header",
-        attack="a message holds a thread for an hour, or makes its reader dial any address",
-        test=_FORGED,
+        "unused header",
+        "a message holds a thread for an hour, or makes its reader dial any address",
         refuses=unused_header,
     ),
     Rule(
-        name="foreign return",
-        attack="a party answers for another: a returned request is attributed to whom it was for",
-        test=_FORGED,
+        "foreign return",
+        "a party answers for another: a returned request is attributed to whom it was for",
         refuses=foreign_return,
     ),
     Rule(
-        name="foreign name",
-        attack="a party is listed at the server, and kept alive or logged out there, under another name",
-        test=_FORGED,
+        "foreign name",
+        "a party is listed at the server, and kept alive or logged out there, under another name",
         refuses=foreign_name,
     ),
     Rule(
-        name="closed channel",
-        attack="any certificate of the authority registers as a site or acts as an admin; a party gives orders to the "
+        "closed channel",
+        "any certificate of the authority registers as a site or acts as an admin; a party gives orders to the "
         "server's job; the server stops, inspects or reconfigures a party's processes",
-        test=_FORGED,
         refuses=closed_channel,
     ),
     Rule(
-        name="files in messages",
-        attack="a message writes files into a folder of the machine that all users share",
-        test=_FORGED,
+        "files in messages",
+        "a message writes files into a folder of the machine that all users share",
         install=refuse_files,
     ),
     Rule(
-        name="handshakes",
-        attack="anyone who reaches a port, without a certificate, keeps all others out by one silent connection",
-        test=_FORGED,
+        "handshakes",
+        "anyone who reaches a port, without a certificate, keeps all others out by one silent connection",
         install=shake_hands_apart,
     ),
     Rule(
-        name="revoked certificates",
-        attack="a removed party, or a thief of its key, goes on with a certificate that has not expired",
+        "revoked certificates",
+        "a removed party, or a thief of its key, goes on with a certificate that has not expired",
         test="test_nvflares_port_refuses_a_revoked_certificate_by_name_and_no_other",
         module="revocation",
     ),
     Rule(
-        name="commands",
-        attack="the server reads any file of a party by the remote shell, deletes runs, changes log settings",
+        "commands",
+        "the server reads any file of a party by the remote shell, deletes runs, changes log settings",
         test="test_the_server_cannot_make_a_party_show_a_file",
         install=keep_needed_commands,
     ),
     Rule(
-        name="whole deployment",
-        attack="the server runs code at a party by a half-unpacked job or a second delivery, empties its startup "
-        "folder by a job of that name, or fills its disk by a zip file",
+        "whole deployment",
+        "the server runs code at a party by a half-unpacked job or a second delivery, empties its startup folder by a "
+        "job of that name, or fills its disk by a zip file",
         test="test_what_cannot_be_unpacked_wholly_or_names_another_job_leaves_nothing",
         install=deploy_whole,
     ),
     Rule(
-        name="validator",
-        attack="a job brings code, settings or other classes: NVFlare has many ways to take them",
+        "validator",
+        "a job brings code, settings or other classes: NVFlare has many ways to take them",
         test="test_no_job_but_ours_is_taken_and_nothing_of_it_runs_or_stays",
         file="local/resources.json",
     ),
     Rule(
-        name="settings first",
-        attack="comm_config.json in a job's folder names code to load, also for the next start of the site",
+        "settings first",
+        "comm_config.json in a job's folder names code to load, also for the next start of the site",
         test="test_settings_in_a_jobs_folder_are_a_live_attack_that_the_kits_own_file_ends",
         file="comm_config.json",
     ),
     Rule(
-        name="signed jobs",
-        attack="a job of somebody who is not the lead, or changed after the lead signed it",
+        "signed jobs",
+        "a job of somebody who is not the lead, or changed after the lead signed it",
         test="test_a_job_without_the_leads_signature_or_changed_after_it_is_refused",
         file="startup/fed_client.json",
     ),
     Rule(
-        name="rights",
-        attack="an admin reads files and logs of sites, restarts them, downloads results",
+        "rights",
+        "an admin reads files and logs of sites, restarts them, downloads results",
         test="test_the_lead_has_no_shell_no_logs_no_files_and_still_watches",
         file="local/authorization.json",
     ),

@@ -23,6 +23,7 @@ from pbmvfl.errors import FederationError
 VALIDATOR = "pbmvfl.deploy.nvflare.validator.JobValidator"
 LAUNCHERS = "pbmvfl.deploy.nvflare.launcher"
 READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
+_NVFLARE = "nvflare.app_common"
 
 #: Seconds between a site's signs of life. NVFlare's 10 would let a dead job look alive for as long.
 HEARTBEAT = 2
@@ -34,35 +35,38 @@ _SILENCE = 60
 LARGEST_BLOB = 32 << 20
 _LOG_BYTES, _LOG_FILES = 2_000_000, 3
 
-_NOTHING = {
-    "submit_job": "none",
-    "clone_job": "none",
-    "manage_job": "none",
-    "download_job": "none",
-    "operate": "none",
-    "app_command": "none",
-    "byoc": "none",
-    "shell_commands": "none",
-    "server-predeployed-flwr": "none",
+_NOTHING = dict.fromkeys(
+    (
+        "submit_job",
+        "clone_job",
+        "manage_job",
+        "download_job",
+        "operate",
+        "app_command",
+        "byoc",
+        "shell_commands",
+        "server-predeployed-flwr",
+        "view",
+    ),
+    "none",
+)
+_LEADS = {
+    "submit_job": "any",
+    "clone_job": "n:submitter",
+    "manage_job": "n:submitter",
+    "app_command": "any",
+    "view": "any",
 }
 #: All rights, for every role that a certificate can have.
 AUTHORIZATION: dict[str, Any] = {
     "format_version": "1.0",
     "permissions": {
-        "lead": {
-            **_NOTHING,
-            "submit_job": "any",
-            "clone_job": "n:submitter",
-            "manage_job": "n:submitter",
-            "app_command": "any",
-            "view": "any",
-        },
-        "project_admin": {**_NOTHING, "view": "none"},
-        "org_admin": {**_NOTHING, "view": "none"},
-        "member": {**_NOTHING, "view": "none"},
+        "lead": {**_NOTHING, **_LEADS},
+        "project_admin": _NOTHING,
+        "org_admin": _NOTHING,
+        "member": _NOTHING,
     },
 }
-
 
 #: Only the server is dialled, and a site's own processes use mutual TLS with the site's certificate, so that another
 #: user of the same machine cannot connect to them.
@@ -75,52 +79,56 @@ COMMUNICATION: dict[str, Any] = {
 
 def harden(site_folder: SiteFolder) -> None:
     """Write every file of an organisation's kit but keys and certificates; also of the lead's kit, if there is one."""
-    startup, local = site_folder.kit / "startup", site_folder.kit / "local"
-    for folder in (site_folder.kit, startup, local, site_folder.path / "state"):
-        make_private_folder(folder)
-    keep = {site_folder.certificate.name, site_folder.private_key.name, site_folder.authority.name}
-    written = {
-        startup: {_startup_name(site_folder): startup_file(site_folder)},
-        local: {
-            "resources.json": resources(site_folder),
-            "authorization.json": AUTHORIZATION,
-            "log_config.json": log_config(),
-        },
-        # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
-        # that it finds: what lies here is found before anything that a job brought.
-        site_folder.kit: {
-            "comm_config.json": COMMUNICATION,
-            _startup_name(site_folder): startup_file(site_folder),
-            "resources.json": resources(site_folder),
-        },
-    }
-    _empty(startup, keep)
-    _empty(local, set())
-    for stray in ("readme.txt", "transfer"):
-        _remove(site_folder.kit / stray)
-    for folder, files in written.items():
-        for name, said in files.items():
-            write_atomically(folder / name, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
+    kits = {site_folder.kit: _files(site_folder)}
     if site_folder.is_server and site_folder.lead_kit.is_dir():
-        _harden_lead(site_folder)
-    for folder in (site_folder.kit, site_folder.lead_kit, site_folder.path / "state"):
+        kits[site_folder.lead_kit] = _lead_files(site_folder)
+    make_private_folder(site_folder.path / "state")
+    for kit, files in kits.items():
+        role = site_folder.certificate.stem if kit == site_folder.kit else "client"
+        keys = {kit / "startup" / name for name in ("rootCA.pem", f"{role}.crt", f"{role}.key")}
+        for part in (kit / "startup", kit / "local"):
+            make_private_folder(part)
+            for stray in set(part.iterdir()) - keys:
+                _remove(stray)
+        for name, said in files.items():
+            write_atomically(kit / name, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
+    _remove(site_folder.kit / "transfer")
+    if site_folder.lead_kit in kits:
+        make_private_folder(site_folder.lead_kit / "transfer")
+    for folder in (*kits, site_folder.path / "state"):
         close_to_others(folder)
 
 
 def check(site_folder: SiteFolder) -> None:
     """Refuse a kit with a file more than `harden` leaves, which can change what a site accepts, or without its keys."""
-    startup, local = site_folder.kit / "startup", site_folder.kit / "local"
-    keys = {site_folder.certificate.name, site_folder.private_key.name, site_folder.authority.name}
-    permitted = {
-        startup: {_startup_name(site_folder), *keys},
-        local: {"resources.json", "authorization.json", "log_config.json"},
+    kit = site_folder.kit
+    keys = {site_folder.certificate, site_folder.private_key, site_folder.authority}
+    permitted = keys | {kit / name for name in _files(site_folder)}
+    for folder in (kit / "startup", kit / "local"):
+        found = set(folder.iterdir()) if folder.is_dir() else set()
+        if more := sorted(each.name for each in found - permitted):
+            raise FederationError(f"{folder} has files that no kit has: {', '.join(more)}; take them away")
+    if missing := sorted(each.name for each in keys if not each.is_file()):
+        raise FederationError(f"{kit / 'startup'} lacks {', '.join(missing)}; make it with `pbmvfl federation package`")
+
+
+def _files(site_folder: SiteFolder) -> dict[str, dict[str, Any]]:
+    """Return the files of a site's kit.
+
+    NVFlare looks for some of them by their bare names in the whole kit, folders of jobs included, and takes the first
+    that it finds: what lies in the kit's root is found before anything that a job brought.
+    """
+    startup_name = "fed_server.json" if site_folder.is_server else "fed_client.json"
+    rules, startup = resources(site_folder), startup_file(site_folder)
+    return {
+        f"startup/{startup_name}": startup,
+        startup_name: startup,
+        "local/resources.json": rules,
+        "resources.json": rules,
+        "local/authorization.json": AUTHORIZATION,
+        "local/log_config.json": log_config(),
+        "comm_config.json": COMMUNICATION,
     }
-    for folder, names in permitted.items():
-        found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-        if more := found - names:
-            raise FederationError(f"{folder} has files that no kit has: {', '.join(sorted(more))}; take them away")
-    if missing := [name for name in sorted(keys) if not (startup / name).is_file()]:
-        raise FederationError(f"{startup} lacks {', '.join(missing)}; make it with `pbmvfl federation package`")
 
 
 def startup_file(site_folder: SiteFolder) -> dict[str, Any]:
@@ -159,33 +167,24 @@ def resources(site_folder: SiteFolder) -> dict[str, Any]:
         "class_allow_list": [SERVER_CLASS if site_folder.is_server else PARTY_CLASS],
         "app_validator": {"path": VALIDATOR, "args": {}},
     }
-    ready = {"id": "readiness", "path": READINESS, "args": {}}
+    ready = _component("readiness", READINESS)
     if not site_folder.is_server:
+        manager = f"{_NVFLARE}.resource_managers.gpu_resource_manager.GPUResourceManager"
+        consumer = f"{_NVFLARE}.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
         return {
             **common,
             "allow_log_streaming": False,
             # Without it NVFlare sends most of this very file to the server.
             "client": {"retry_timeout": 30, "site_config": {}},
             "components": [
-                {
-                    "id": "resource_manager",
-                    "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
-                    "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 30},
-                },
-                {
-                    "id": "resource_consumer",
-                    "path": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
-                    "args": {},
-                },
-                {
-                    "id": "process_launcher",
-                    "path": f"{LAUNCHERS}.PartyLauncher",
-                    "args": {},
-                },
+                _component("resource_manager", manager, num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=30),
+                _component("resource_consumer", consumer),
+                _component("process_launcher", f"{LAUNCHERS}.PartyLauncher"),
                 ready,
             ],
         }
-    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    storage, state = f"{_NVFLARE}.storages.filesystem_storage.FilesystemStorage", site_folder.path / "state"
+    snapshots = {"path": storage, "args": {"root_dir": str(state / "snapshots"), "uri_root": "/"}}
     return {
         **common,
         "servers": [
@@ -198,42 +197,35 @@ def resources(site_folder: SiteFolder) -> dict[str, Any]:
             }
         ],
         "snapshot_persistor": {
-            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {
-                "uri_root": "/",
-                "storage": {
-                    "path": storage,
-                    "args": {"root_dir": str(site_folder.path / "state/snapshots"), "uri_root": "/"},
-                },
-            },
+            "path": f"{_NVFLARE}.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {"uri_root": "/", "storage": snapshots},
         },
         "components": [
-            {
-                "id": "job_scheduler",
-                "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-                "args": {
-                    # One run at a time: two would use the same rows of the same parties.
-                    "max_jobs": 1,
-                    "min_schedule_interval": 1.0,
-                    "max_schedule_interval": 5.0,
-                    # A job waits for a missing site as long as the link would.
-                    "max_schedule_count": max(10, int(site_folder.federation.patience // 3)),
-                },
-            },
-            {
-                "id": "job_manager",
-                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                "args": {"uri_root": str(site_folder.path / "state/jobs"), "job_store_id": "job_store"},
-            },
-            {"id": "job_store", "path": storage, "args": {}},
-            {
-                "id": "process_launcher",
-                "path": f"{LAUNCHERS}.ServerLauncher",
-                "args": {},
-            },
+            _component(
+                "job_scheduler",
+                f"{_NVFLARE}.job_schedulers.job_scheduler.DefaultJobScheduler",
+                # One run at a time: two would use the same rows of the same parties.
+                max_jobs=1,
+                min_schedule_interval=1.0,
+                max_schedule_interval=5.0,
+                # A job waits for a missing site as long as the link would.
+                max_schedule_count=max(10, int(site_folder.federation.patience // 3)),
+            ),
+            _component(
+                "job_manager",
+                "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                uri_root=str(state / "jobs"),
+                job_store_id="job_store",
+            ),
+            _component("job_store", storage),
+            _component("process_launcher", f"{LAUNCHERS}.ServerLauncher"),
             ready,
         ],
     }
+
+
+def _component(id: str, path: str, **args: Any) -> dict[str, Any]:
+    return {"id": id, "path": path, "args": args}
 
 
 def log_config() -> dict[str, Any]:
@@ -263,26 +255,16 @@ def log_config() -> dict[str, Any]:
 
 def close_to_others(folder: Path) -> None:
     """Remove all permissions of other users."""
-    for here, folders, files in os.walk(folder):
+    for here, _, files in os.walk(folder):
         os.chmod(here, PRIVATE_FOLDER)
-        for name in (*folders, *files):
-            path = Path(here) / name
+        for path in (Path(here) / name for name in files):
             if not path.is_symlink() and path.is_file():
                 path.chmod(PRIVATE_FILE)
 
 
-def _startup_name(site_folder: SiteFolder) -> str:
-    return "fed_server.json" if site_folder.is_server else "fed_client.json"
-
-
-def _harden_lead(site_folder: SiteFolder) -> None:
-    """Harden the submitter's kit: it dials the server, and keeps downloads inside its own folder."""
+def _lead_files(site_folder: SiteFolder) -> dict[str, dict[str, Any]]:
+    """Return the files of the submitter's kit: it dials the server, and keeps downloads inside its own folder."""
     federation = site_folder.federation
-    startup, local = site_folder.lead_kit / "startup", site_folder.lead_kit / "local"
-    for folder in (startup, local, site_folder.lead_kit / "transfer"):
-        make_private_folder(folder)
-    _empty(startup, {"client.crt", "client.key", "rootCA.pem"})
-    _empty(local, set())
     admin = {
         "project_name": federation.name,
         "username": federation.lead,
@@ -300,22 +282,11 @@ def _harden_lead(site_folder: SiteFolder) -> None:
         "ca_cert": "rootCA.pem",
     }
     waits = {"idle_timeout": 900.0, "login_timeout": 10.0, "with_debug": False, "authenticate_msg_timeout": 2.0}
-    for path, said in (
-        (startup / "fed_admin.json", {"format_version": 1, "admin": admin}),
-        (local / "resources.json", {"format_version": 1, "admin": {**waits, "prompt": "> "}}),
-        # In its root, where it is found before any downloaded file.
-        (
-            site_folder.lead_kit / "comm_config.json",
-            {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB},
-        ),
-    ):
-        write_atomically(path, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
-
-
-def _empty(folder: Path, keep: set[str]) -> None:
-    for each in folder.iterdir():
-        if each.name not in keep:
-            _remove(each)
+    return {
+        "startup/fed_admin.json": {"format_version": 1, "admin": admin},
+        "local/resources.json": {"format_version": 1, "admin": {**waits, "prompt": "> "}},
+        "comm_config.json": {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB},
+    }
 
 
 def _remove(path: Path) -> None:

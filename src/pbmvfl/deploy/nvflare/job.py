@@ -52,28 +52,15 @@ def read_argument(argument: str) -> JobSpec:
     return spec
 
 
-def server_config(argument: str) -> dict[str, Any]:
-    """Return the configuration of the server's app."""
-    workflow = {"id": "pbmvfl", "path": SERVER_CLASS, "args": {"order": argument}}
-    return {
-        "format_version": 2,
-        "workflows": [workflow],
-        "components": [],
-        "task_data_filters": [],
-        "task_result_filters": [],
-    }
-
-
-def party_config(argument: str) -> dict[str, Any]:
-    """Return the configuration of a party's app."""
-    executor = {"path": PARTY_CLASS, "args": {"order": argument}}
-    return {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [],
-        "task_data_filters": [],
-        "task_result_filters": [],
-    }
+def config(argument: str, *, is_server: bool) -> dict[str, Any]:
+    """Return the configuration of the server's or a party's app."""
+    args = {"order": argument}
+    work: dict[str, Any] = (
+        {"workflows": [{"id": "pbmvfl", "path": SERVER_CLASS, "args": args}]}
+        if is_server
+        else {"executors": [{"tasks": ["*"], "executor": {"path": PARTY_CLASS, "args": args}}]}
+    )
+    return {"format_version": 2, **work, "components": [], "task_data_filters": [], "task_result_filters": []}
 
 
 def meta(spec: JobSpec, federation: FederationFile) -> dict[str, Any]:
@@ -87,9 +74,9 @@ def meta(spec: JobSpec, federation: FederationFile) -> dict[str, Any]:
     }
 
 
-def to_bytes(config: dict[str, Any]) -> bytes:
+def to_bytes(content: dict[str, Any]) -> bytes:
     """Return the canonical bytes of a file."""
-    return (json.dumps(config, indent=2) + "\n").encode()
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def write_job(folder: Path, spec: JobSpec, federation: FederationFile) -> None:
@@ -97,8 +84,8 @@ def write_job(folder: Path, spec: JobSpec, federation: FederationFile) -> None:
     argument = write_argument(spec)
     files = {
         Path("meta.json"): meta(spec, federation),
-        Path(SERVER_APP, CONFIG_FOLDER, SERVER_CONFIG): server_config(argument),
-        Path(PARTY_APP, CONFIG_FOLDER, PARTY_CONFIG): party_config(argument),
+        Path(SERVER_APP, CONFIG_FOLDER, SERVER_CONFIG): config(argument, is_server=True),
+        Path(PARTY_APP, CONFIG_FOLDER, PARTY_CONFIG): config(argument, is_server=False),
     }
     for name, content in files.items():
         path = folder / name

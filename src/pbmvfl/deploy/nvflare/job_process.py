@@ -1,13 +1,12 @@
 """`python -m pbmvfl.deploy.nvflare.job_process`: pre-warmed worker process that waits for one job.
 
-Loading torch and compiled loops is most of the time between a submit and the first round. A pre-warmed worker has done
+Loading torch is most of the time between a submit and the first round. A pre-warmed worker has done
 it before. It knows nothing of the organisation until a job comes: one line on its standard input, from the site's own
 process, which alone holds the other end. If that end is closed instead, the worker ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -36,11 +35,6 @@ def load() -> None:
         importlib.import_module(name)
     for name in (PARTY, SERVER):
         del sys.modules[name]  # it is run as a program later on
-    from pbmvfl.deploy.job.process import warm_up
-    from pbmvfl.plan.plan import Plan
-
-    with contextlib.suppress(Exception):  # a job warms up for its own plan in any case
-        warm_up(Plan.for_budget(epsilon=8, delta=1e-5, num_parties=2, num_samples=1000, num_classes=2, columns=3))
 
 
 def main() -> int:

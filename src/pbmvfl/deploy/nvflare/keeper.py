@@ -1,8 +1,8 @@
-"""`python -m pbmvfl.deploy.nvflare.keeper HOME`: keeper of one kit's NVFlare process, which ends with it.
+"""`python -m pbmvfl.deploy.nvflare.keeper HOME LOCK`: keeper of one kit's NVFlare process, which ends with it.
 
-It holds the kit's lock, so two starts of one kit cannot conflict. It reaps zombies: NVFlare's job processes live on as
-long as a parent of theirs, even a dead one, is listed. If NVFlare's process ends, its remaining children are ended too,
-and a new start finds nothing in its way.
+It holds the kit's lock, which whoever starts it hands over, so two starts of one kit cannot conflict. It reaps
+zombies: NVFlare's job processes live on as long as a parent of theirs, even a dead one, is listed. If NVFlare's process
+ends, its remaining children are ended too, and a new start finds nothing in its way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,9 +31,7 @@ from pbmvfl.ledger.session_lock import boot_id, start_of
 # --- A kit's process, identified by number and birth, so that a reused number is not mistaken for it ---
 
 
-_RECORD, _READY = "process.json", "ready"
-#: Locks of a kit's keeper, and of the process that is starting it.
-KEPT, STARTING = "lock", "starting"
+_RECORD, _READY, _LOCK = "process.json", "ready", "lock"
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,10 @@ def birth(pid: int) -> str | None:
     return None if started is None else f"{boot_id()}:{started}"
 
 
-def take_lock(site_folder: SiteFolder, name: str = KEPT) -> int:
+def take_lock(site_folder: SiteFolder) -> int:
     """Take a kit's lock for as long as the descriptor is open; return -1 if another process has it."""
     make_private_folder(site_folder.path / "state")
-    descriptor = os.open(site_folder.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    descriptor = os.open(site_folder.path / "state" / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     if lock_descriptor(descriptor, blocking=False):
         return descriptor
     os.close(descriptor)
@@ -106,8 +103,6 @@ def is_ready(site_folder: SiteFolder, record: Record) -> bool:
 # --- keeper ---
 
 
-LOCKED = 3
-OUTPUT = "kit.out"
 _GRACE = 3.0
 _PDEATHSIG, _SUBREAPER = 1, 36
 #: Prefixes of variables that would change NVFlare's settings; one of them names code to load.
@@ -135,14 +130,14 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
 
 
-def keep(site_folder: SiteFolder, *, foreground: bool = False) -> int:
-    """Run NVFlare's process of a kit until it ends or this one is told to, and return its exit code."""
-    lock = take_lock(site_folder)
-    if lock < 0:
-        return LOCKED
+def keep(site_folder: SiteFolder, lock: int) -> int:
+    """Run NVFlare's process of a kit until it ends or this one is told to, and return its exit code.
+
+    Args:
+        site_folder: The organisation's folder.
+        lock: The kit's lock (`take_lock`), which is held until then.
+    """
     os.umask(0o077)
-    make_private_folder(site_folder.logs)
-    output = None if foreground else _output(site_folder)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what NVFlare's process leaves behind becomes a child of this one
 
@@ -154,8 +149,6 @@ def keep(site_folder: SiteFolder, *, foreground: bool = False) -> int:
         env=environment(),
         cwd=site_folder.kit,
         stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
         preexec_fn=with_parent,
     )
 
@@ -181,19 +174,7 @@ def _end_all(processes: list[psutil.Process]) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=_GRACE)
-    with contextlib.suppress(ChildProcessError):  # those that became ours
-        until = time.monotonic() + _GRACE
-        while time.monotonic() < until and os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _output(site_folder: SiteFolder) -> int:
-    """Open the file for what NVFlare prints and could not log; the previous start's file stays beside it."""
-    path = site_folder.logs / OUTPUT
-    if path.exists():
-        os.replace(path, path.with_suffix(".out.old"))
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
 
 
 if __name__ == "__main__":
-    sys.exit(keep(SiteFolder.at(Path(sys.argv[1]))))
+    sys.exit(keep(SiteFolder.at(Path(sys.argv[1])), int(sys.argv[2])))

@@ -6,22 +6,22 @@ import contextlib
 import datetime
 import importlib.metadata
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import psutil
 
-from pbmvfl._files import make_private_folder
+from pbmvfl._files import PRIVATE_FILE, make_private_folder
 from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.monitoring.log import prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
-from pbmvfl.deploy.nvflare.keeper import STARTING, birth, is_ready, read_record, take_lock
+from pbmvfl.deploy.nvflare.keeper import birth, is_ready, read_record, take_lock
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.deploy.site.preflight import check_port, check_server
@@ -31,6 +31,8 @@ from pbmvfl.errors import FederationError
 NVFLARE = "2.9.0"
 #: How many folders of old jobs a kit keeps.
 KEPT_JOBS = 5
+#: What NVFlare prints and could not log.
+OUTPUT = "kit.out"
 _POLL = 0.05
 #: Seconds between SIGTERM and SIGKILL.
 _GRACE = 10.0
@@ -114,17 +116,19 @@ def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) 
     Raises:
         FederationError: If it did not start.
     """
-    with _starting(site_folder):
+    with _locked(site_folder) as lock:
         _prepare(site_folder, wait)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(site_folder.path)],
-            env=keeper.environment(),
-            cwd=site_folder.path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with _output(site_folder) as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", keeper.__name__, str(site_folder.path), str(lock)],
+                env=keeper.environment(),
+                cwd=site_folder.path,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
         # If this process lives on, it reaps its child.
         threading.Thread(target=process.wait, daemon=True).start()
         until = time.monotonic() + timeout
@@ -133,7 +137,6 @@ def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) 
             if record is not None and record.pid == process.pid and is_ready(site_folder, record):
                 return status(site_folder)
             if process.returncode is not None:
-                _refuse_locked(site_folder, process.returncode)
                 raise FederationError(f"{site_folder.name} ended while it started: {_said(site_folder)}")
             time.sleep(_POLL)
         stop(site_folder)
@@ -142,11 +145,9 @@ def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) 
 
 def run(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     """Run a kit in this process, for systemd and the like, and return NVFlare's exit code."""
-    with _starting(site_folder):
+    with _locked(site_folder) as lock:
         _prepare(site_folder, wait)
-    code = keeper.keep(site_folder, foreground=True)
-    _refuse_locked(site_folder, code)
-    return code
+        return keeper.keep(site_folder, lock)
 
 
 def stop(site_folder: SiteFolder) -> bool:
@@ -155,12 +156,13 @@ def stop(site_folder: SiteFolder) -> bool:
     if record is None or not record.alive:
         return False
     with contextlib.suppress(psutil.NoSuchProcess):
-        below = [(each.pid, birth(each.pid)) for each in psutil.Process(record.pid).children(recursive=True)]
-        _signal(record.pid, record.birth, signal.SIGTERM)
+        kept = psutil.Process(record.pid)
+        below = kept.children(recursive=True)
+        kept.terminate()
         if not _gone(record.pid, record.birth, _GRACE):
-            _signal(record.pid, record.birth, signal.SIGKILL)
-            for pid, born in below:
-                _signal(pid, born, signal.SIGKILL)
+            for each in (kept, *below):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
             _gone(record.pid, record.birth, _GRACE)
     return True
 
@@ -183,60 +185,38 @@ def status(site_folder: SiteFolder) -> KitStatus:
 
 
 @contextlib.contextmanager
-def _starting(site_folder: SiteFolder) -> Iterator[None]:
-    """Serialise starts: two would write the same files."""
-    lock = take_lock(site_folder, STARTING)
-    if lock < 0:
-        raise FederationError(f"{site_folder.name} is just being started by another process; wait for that one")
+def _locked(site_folder: SiteFolder) -> Iterator[int]:
+    """Take the kit's lock, of which a keeper that is started meanwhile has a copy; refuse a second start."""
+    while (lock := take_lock(site_folder)) < 0:
+        record = read_record(site_folder)
+        if record is None or not record.alive:
+            raise FederationError(f"{site_folder.name} is just being started by another process; wait for that one")
+        if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
+            continue  # NVFlare's process was killed, and its keeper was just reaping it
+        raise FederationError(
+            f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
+            f"`pbmvfl {site_folder.role} stop`"
+        )
     try:
-        yield
+        yield lock
     finally:
         os.close(lock)
 
 
-def _refuse_locked(site_folder: SiteFolder, code: int) -> None:
-    if code == keeper.LOCKED:
-        _refuse_second(site_folder)
-        raise FederationError(f"{site_folder.name} runs already; see `pbmvfl {_role(site_folder)} status`")
-
-
-def _role(site_folder: SiteFolder) -> str:
-    return "server" if site_folder.is_server else "party"
+def _output(site_folder: SiteFolder) -> BinaryIO:
+    """Open the file for what NVFlare prints; the previous start's file stays beside it."""
+    path = site_folder.logs / OUTPUT
+    if path.exists():
+        os.replace(path, path.with_suffix(".out.old"))
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE), "ab")
 
 
 def _prepare(site_folder: SiteFolder, wait: float) -> None:
-    _refuse_second(site_folder)
     check_start(site_folder, wait=wait)
     hardening.harden(site_folder)
     make_private_folder(site_folder.logs)
     remove_unfinished_jobs(site_folder)
     prune_jobs(site_folder, KEPT_JOBS)
-
-
-def _refuse_second(site_folder: SiteFolder) -> None:
-    record = read_record(site_folder)
-    if record is not None and record.alive:
-        if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
-            return  # NVFlare's process was killed, and its keeper was just reaping it
-        raise FederationError(
-            f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
-            f"`pbmvfl {_role(site_folder)} stop`"
-        )
-
-
-def _signal(pid: int, born: str | None, number: signal.Signals) -> None:
-    """Signal exactly this process: its descriptor stays valid even if its number is reused."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if born is not None and birth(pid) == born:
-            signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _gone(pid: int, born: str, within: float) -> bool:
@@ -252,9 +232,9 @@ def _said(site_folder: SiteFolder) -> str:
     words = _last_error(site_folder)
     if words is None:
         with contextlib.suppress(OSError):
-            lines = (site_folder.logs / keeper.OUTPUT).read_text(errors="replace")[-_LONGEST_LOG:].strip().splitlines()
+            lines = (site_folder.logs / OUTPUT).read_text(errors="replace")[-_LONGEST_LOG:].strip().splitlines()
             words = lines[-1] if lines else None
-    return f"{words or 'it said nothing'}; see {site_folder.kit / 'log.txt'} and {site_folder.logs / keeper.OUTPUT}"
+    return f"{words or 'it said nothing'}; see {site_folder.kit / 'log.txt'} and {site_folder.logs / OUTPUT}"
 
 
 def _last_error(site_folder: SiteFolder) -> str | None:

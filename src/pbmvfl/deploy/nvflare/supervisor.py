@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,55 +65,47 @@ class Watched:
     progress: Callable[[], int]
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Supervisor of one job spec, from its first job to its end."""
 
-    def __init__(
-        self,
-        site_folder: SiteFolder,
-        spec: JobSpec,
-        watched: Watched,
-        *,
-        token: str,
-        say: Say,
-        look: Callable[[], None] | None = None,
-    ) -> None:
-        """Store the parameters.
-
-        `token` names this request: the same one submitted twice is the same job. `look` is called repeatedly.
-        """
-        self._look = look
-        self._site_folder, self._spec, self._watched = site_folder, spec, watched
-        self._say, self._token = say, token
-        self._session: Any = None
-        self._keep_going = False
+    site_folder: SiteFolder
+    spec: JobSpec
+    watched: Watched
+    _: KW_ONLY
+    #: Name of this request: the same one submitted twice is the same job.
+    token: str
+    say: Say
+    #: Called repeatedly.
+    look: Callable[[], None] | None = None
+    _session: Any = None
+    _keep_going: bool = False
 
     def run(self, *, keep_going: bool) -> JobResult:
         """Submit, and wait for the end. With `keep_going` a lost job is followed by another."""
         self._keep_going = keep_going
-        fruitless, attempt, reached = 0, 0, self._watched.progress()
+        fruitless, attempt, reached = 0, 0, self.watched.progress()
         try:
             self._check_port()
             while True:
                 result = self._one_job(attempt)
                 if result.ending is not Ending.FAILED or not keep_going or not result.job:
                     return result
-                now = self._watched.progress()
+                now = self.watched.progress()
                 fruitless = 0 if now > reached else fruitless + 1
                 reached = max(reached, now)
                 # A site that repeats its refusal is not lost: a full disk, a damaged file. Its owner has to act.
                 if fruitless >= (MOST_REFUSALS if _REFUSED in result.words else MOST_FRUITLESS):
                     return result
                 attempt += 1
-                self._say(f"{result.words or 'the job was lost'}; going on in a new job")
+                self.say(f"{result.words or 'the job was lost'}; going on in a new job")
         finally:
             self._close()
 
     def _check_port(self) -> None:
         """Refuse at once if another process than a job of the server has the link's port: no party could join."""
-        found = self._call(lambda session: session.check_status("server")) or {}
-        if not found.get("jobs"):
-            check_port(self._site_folder.federation.line_port, "line_port", wait=PORT_PATIENCE)
+        if not self._server_status().get("jobs"):
+            check_port(self.site_folder.federation.line_port, "line_port", wait=PORT_PATIENCE)
 
     # --- one job ---
 
@@ -128,7 +120,6 @@ class Supervisor:
             )
         server = self._server_started()
         job = self._submit(attempt)
-        was_under_way = False
         missing_since: float | None = None
         ended_since: float | None = None
         while True:
@@ -145,20 +136,18 @@ class Supervisor:
             missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
             if missing_since is not None:
-                is_another = self._server_started() != server
-                patience = LOST_AFTER if not is_another else 0.0 if was_under_way else LOST_BY_RESTART
+                patience = LOST_AFTER if self._server_started() == server else LOST_BY_RESTART
                 if now - missing_since >= patience:
                     return JobResult(
                         job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job"
                     )
-            was_under_way = was_under_way or runs
-            if self._look is not None:
-                self._look()
+            if self.look is not None:
+                self.look()
             time.sleep(LOOK)
 
     def _written_result(self, job: str) -> JobResult | None:
         """Return the result that the job itself wrote, or None."""
-        for result in (final_result(self._watched.folder), last_result(self._watched.folder)):
+        for result in (final_result(self.watched.folder), last_result(self.watched.folder)):
             if result is not None and result.job == job:
                 return result
         return None
@@ -166,7 +155,7 @@ class Supervisor:
     def _unwritten_result(self, job: str, status: str) -> JobResult:
         """Return the result of a job that never began or was killed; only NVFlare may know the reason."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
-        sites = ("server", *self._site_folder.federation.parties)
+        sites = ("server", *self.site_folder.federation.parties)
         said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
         told = [(site, printable(words, LONGEST_DETAIL)) for site, words in said]
         details = [f"{site}: {words}" for site, words in told if site in sites and words != "OK"]
@@ -176,14 +165,14 @@ class Supervisor:
             return JobResult(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
         self._check_disk()
         code = status.removeprefix("FINISHED:").lower()
-        words = "; ".join(lost) or f"lost {self._site_folder.name}: its process ended without a word ({code})"
+        words = "; ".join(lost) or f"lost {self.site_folder.name}: its process ended without a word ({code})"
         return JobResult(job=job, ending=Ending.FAILED, words=words)
 
     def _submit(self, attempt: int) -> str:
         with tempfile.TemporaryDirectory(prefix="pbmvfl-job-") as scratch:
             folder = Path(scratch) / "job"
-            write_job(folder, self._spec, self._site_folder.federation)
-            token = f"{self._token}-{attempt}"
+            write_job(folder, self.spec, self.site_folder.federation)
+            token = f"{self.token}-{attempt}"
             job: str | None = self._call(lambda session: session.submit_job(str(folder), submit_token=token))
             if job is None:
                 raise FederationError(
@@ -197,13 +186,14 @@ class Supervisor:
         status = str(meta.get("status", ""))
         if status not in _UNDER_WAY:
             return status, False
-        found = self._call(lambda session: session.check_status("server")) or {}
-        return status, job in str(found.get("jobs", ""))
+        return status, job in str(self._server_status().get("jobs", ""))
 
     def _server_started(self) -> float:
         """Return when the server's process began; another moment is another process, which has no jobs."""
-        found = self._call(lambda session: session.check_status("server")) or {}
-        return float(found.get("server_start_time", 0.0))
+        return float(self._server_status().get("server_start_time", 0.0))
+
+    def _server_status(self) -> dict[str, Any]:
+        return self._call(lambda session: session.check_status("server")) or {}
 
     def _await_sites(self, since: float) -> list[str]:
         """Wait for a sign of life of every site as long as the link would; return those without one.
@@ -214,22 +204,21 @@ class Supervisor:
         said: list[str] = []
         while missing := self._missing_sites(since):
             waited = time.monotonic() - began
-            if waited > self._site_folder.federation.patience:
+            if waited > self.site_folder.federation.patience:
                 return missing
             if missing != said and waited > 3 * HEARTBEAT:
-                self._say(f"waiting for {', '.join(missing)}")
+                self.say(f"waiting for {', '.join(missing)}")
                 said = missing
             time.sleep(LOOK)
         return []
 
     def _missing_sites(self, since: float) -> list[str]:
         """Return the sites without a sign of life since a moment by the clock of the server's machine, this one."""
-        found = self._call(lambda session: session.check_status("server")) or {}
         heard = {
             str(each.get("client_name")): float(each.get("client_last_conn_time", 0.0))
-            for each in found.get("clients", [])
+            for each in self._server_status().get("clients", [])
         }
-        return [name for name in self._site_folder.federation.parties if heard.get(name, 0.0) < since]
+        return [name for name in self.site_folder.federation.parties if heard.get(name, 0.0) < since]
 
     # --- the session with the server ---
 
@@ -242,7 +231,7 @@ class Supervisor:
         while True:
             try:
                 if self._session is None:
-                    self._session = _connect(self._site_folder)
+                    self._session = _connect(self.site_folder)
                 return ask(self._session)
             except (AuthorizationError, InvalidJobDefinition) as error:
                 raise PolicyError(f"the server did not take the job: {error}") from error
@@ -254,7 +243,7 @@ class Supervisor:
                 waited = time.monotonic() - began
                 gone = self._gone() if waited >= TOLD_AFTER else ""
                 if waited > (GONE_PATIENCE if gone and not self._keep_going else SERVER_PATIENCE):
-                    federation = self._site_folder.federation
+                    federation = self.site_folder.federation
                     reason = gone or f"it is at {federation.host}:{federation.port} ({type(error).__name__})"
                     raise FederationError(
                         f"no answer of the server for {waited:.0f} seconds: {reason}; start it with "
@@ -262,22 +251,22 @@ class Supervisor:
                     ) from error
                 words = f"waiting for the server: {gone}; start it with `pbmvfl server start`" if gone else _WAITING
                 if words != said and (gone or not said):
-                    self._say(words)
+                    self.say(words)
                     said = words
                 time.sleep(LOOK)
 
     def _gone(self) -> str:
         """Describe how the server's process on this machine is missing, or return ""."""
-        record = keeper.read_record(self._site_folder)
+        record = keeper.read_record(self.site_folder)
         if record is None:
-            return f"{self._site_folder.name} was not started"
+            return f"{self.site_folder.name} was not started"
         if record.site_alive:
             return ""
-        return f"the process of {self._site_folder.name} ended, and its keeper {'lives' if record.alive else 'too'}"
+        return f"the process of {self.site_folder.name} ended, and its keeper {'lives' if record.alive else 'too'}"
 
     def _check_disk(self) -> None:
         """Refuse to wait for a server that cannot write: it would neither take a job nor say why."""
-        folder = self._site_folder.path / "state"
+        folder = self.site_folder.path / "state"
         try:
             make_private_folder(folder)
             with tempfile.TemporaryFile(dir=folder) as probe:
@@ -286,7 +275,7 @@ class Supervisor:
                 os.fsync(probe.fileno())
         except OSError as error:
             raise FederationError(
-                f"{self._site_folder.name} cannot write to {folder}: {error.strerror}; make room there, then go on: "
+                f"{self.site_folder.name} cannot write to {folder}: {error.strerror}; make room there, then go on: "
                 "what was trained is in the last checkpoint"
             ) from error
 

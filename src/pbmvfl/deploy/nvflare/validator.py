@@ -7,9 +7,9 @@ another file, class or key would be a way to run code here, and so would setting
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
+import re
 import stat
 from datetime import datetime
 from pathlib import Path
@@ -24,9 +24,8 @@ from pbmvfl.deploy.nvflare.job import (
     LONGEST_ARGUMENT,
     PARTY_CONFIG,
     SERVER_CONFIG,
-    party_config,
+    config,
     read_argument,
-    server_config,
     to_bytes,
 )
 from pbmvfl.deploy.site.folder import SiteFolder
@@ -40,6 +39,8 @@ _SIGNATURES = frozenset({NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE})
 _LARGEST_SIGNATURE = 100_000
 _LARGEST_CONFIG = LONGEST_ARGUMENT + 10_000
 _LONGEST_WORDS = 600
+#: The one parameter; everything around it is compared afterwards.
+_ARGUMENT = re.compile(rb'"order": "([A-Za-z0-9_=-]*)"')
 _NOT_OURS = "the job is not of the form that pbmvfl writes"
 
 
@@ -77,11 +78,13 @@ def read_app(folder: Path, *, is_server: bool) -> JobSpec:
     """
     name = SERVER_CONFIG if is_server else PARTY_CONFIG
     _check_files(folder, files=frozenset(), folders=frozenset({CONFIG_FOLDER}))
-    config = folder / CONFIG_FOLDER
-    _check_files(config, files=frozenset({name}), folders=frozenset())
-    raw = _read(config / name)
-    argument = _argument(raw, is_server=is_server)
-    if raw != to_bytes(server_config(argument) if is_server else party_config(argument)):
+    _check_files(folder / CONFIG_FOLDER, files=frozenset({name}), folders=frozenset())
+    raw = _read(folder / CONFIG_FOLDER / name)
+    found = _ARGUMENT.search(raw)
+    if found is None:
+        raise OrderError(f"{_NOT_OURS}: there is no order in it")
+    argument = found[1].decode()
+    if raw != to_bytes(config(argument, is_server=is_server)):
         raise OrderError(f"{_NOT_OURS}: {CONFIG_FOLDER}/{name} has something else in it than one order")
     return read_argument(argument)
 
@@ -109,19 +112,6 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         return file.read(_LARGEST_CONFIG + 1)
-
-
-def _argument(raw: bytes, *, is_server: bool) -> str:
-    """Return the one parameter from its place; everything around it is compared afterwards."""
-    try:
-        said: Any = json.loads(raw.decode())
-        element = said["workflows"][0] if is_server else said["executors"][0]["executor"]
-        argument = element["args"]["order"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        argument = None
-    if not isinstance(argument, str):
-        raise OrderError(f"{_NOT_OURS}: there is no order in it")
-    return argument
 
 
 def _printable(text: str, longest: int) -> str:

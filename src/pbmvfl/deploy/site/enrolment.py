@@ -6,9 +6,12 @@ all identities; the fingerprint proves that they are the true ones.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,9 @@ from cryptography.x509.oid import NameOID
 
 from pbmvfl._files import write_atomically
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
+from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
 #: Largest file in bytes; certificates and keys have about 2,000 each.
@@ -45,14 +50,7 @@ class Request:
 
     def write(self, path: Path, identity: Identity) -> None:
         """Write the request, signed by the organisation's identity."""
-        said = {
-            "format": FORMAT,
-            "federation": self.federation,
-            "name": self.name,
-            "identity": self.identity.hex(),
-            "site": self.site,
-            "lead": self.lead,
-        }
+        said = {"format": FORMAT, **asdict(self), "identity": self.identity.hex()}
         _write(path, {**said, "signature": identity.sign(_statement(said)).hex()})
 
     @classmethod
@@ -106,17 +104,8 @@ class Signed:
 
     def write(self, path: Path) -> None:
         """Write the reply."""
-        said = {
-            "format": FORMAT,
-            "federation": self.federation,
-            "name": self.name,
-            "authority": self.authority,
-            "site": self.site,
-            "lead": self.lead,
-            "identities": {name: key.hex() for name, key in self.identities.items()},
-            "revoked": self.revoked,
-        }
-        _write(path, said)
+        identities = {name: key.hex() for name, key in self.identities.items()}
+        _write(path, {"format": FORMAT, **asdict(self), "identities": identities})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
@@ -203,3 +192,49 @@ def _public_key(text: str, name: str, path: Path) -> bytes:
     if isinstance(key, RSAPublicKey) and key.key_size < _SMALLEST_RSA:
         raise FederationError(f"{path}: key of {key.key_size} bits; permitted: {_SMALLEST_RSA} and more")
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+# --- Fingerprint of all that a federation must agree on, short enough to compare by phone ---
+# It covers federation.toml, the authority's certificate, and every organisation's identity by name. An attacker who
+# gives different identities to different organisations must find two sets with one fingerprint: 2**64 tries of a slow
+# hash.
+
+
+_FINGERPRINT = b"pbmvfl federation fingerprint 1"
+_BYTES, _GROUP = 16, 4
+#: 16 MB and some 50 ms a try.
+_COST = {"n": 2**14, "r": 8, "p": 1}
+
+
+def fingerprint(federation: FederationFile, authority: Certificate, identities: Mapping[str, bytes]) -> str:
+    """Return eight groups of four hexadecimal digits."""
+    said = {
+        "federation": federation.digest,
+        "authority": authority.digest.hex(),
+        "identities": {name: key.hex() for name, key in identities.items()},
+    }
+    text = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    digits = hashlib.scrypt(hashlib.sha256(text).digest(), salt=_FINGERPRINT, dklen=_BYTES, **_COST).hex()
+    return " ".join(digits[start : start + _GROUP] for start in range(0, len(digits), _GROUP))
+
+
+def fingerprint_of(site_folder: SiteFolder) -> str:
+    """Return the fingerprint of the current content of an organisation's folder."""
+    pins = site_folder.pins()
+    identities = {
+        site_folder.federation.server: pins.server,
+        **dict(zip(site_folder.federation.parties, pins.parties, strict=True)),
+    }
+    return fingerprint(site_folder.federation, Certificate.read(site_folder.authority), identities)
+
+
+def check_fingerprint(given: str, found: str) -> None:
+    """Refuse a fingerprint that differs from the expected one, however its groups are written."""
+    digits = re.sub(r"[\s:-]", "", given).lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", digits):
+        raise FederationError(f"fingerprint={given!r} must be {2 * _BYTES} hexadecimal digits, in groups or not")
+    if not hmac.compare_digest(digits, found.replace(" ", "")):
+        raise FederationError(
+            f"the fingerprint is {found}, not {given}: what came is not what the others have; do not go on with it, "
+            "and call them"
+        )

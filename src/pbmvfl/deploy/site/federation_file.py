@@ -1,27 +1,6 @@
 """federation.toml: what every organisation of a federation agrees on before anything else. All of it is public.
 
-[federation]
-name = "people"
-
-[server]                         # the label holder
-name = "clinic"
-host = "fed.clinic.example"
-port = 8002                      # identity, jobs and their life (NVFlare)
-line_port = 8003                 # everything that is said in a run
-lead = "lead@clinic.example"     # who may submit
-
-[[party]]
-name = "bank"
-
-[[party]]
-name = "hospital"
-
-[plan]                           # the budget; whatever `pbmvfl plan` takes may stand here
-epsilon = 8
-algorithm = "staged"             # the default; "pbm" is the paper's
-
-[line]
-patience = 120                   # seconds that a cut may last before a run gives up
+`docs/how-to/operate.md` has an example.
 """
 
 from __future__ import annotations
@@ -35,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pbmvfl.deploy.site.toml_tables import TomlTables, number, text
 from pbmvfl.errors import FederationError
 
 FILE = "federation.toml"
@@ -43,8 +23,13 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _LEAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,20}@[a-z0-9][a-z0-9.-]{0,30}\.[a-z]{2,10}")
 _RESERVED = frozenset({"server", "lead", "all"})
-_SECTIONS = frozenset({"federation", "server", "party", "plan", "line"})
 LARGEST_NUM_PARTIES = 200
+_PORT = number("an integer in 1..65535", least=1, most=65535, kind=int)
+#: Settings of each table, in the order in which they are listed.
+_SECTIONS = ("federation", "line", "party", "plan", "server")
+_FEDERATION = {"name": text(_NAME)}
+_SERVER = {"host": text(_HOST), "lead": text(_LEAD), "line_port": _PORT, "name": text(_NAME), "port": _PORT}
+_LINE = {"patience": number("a number of seconds in 1..86400", least=1, most=86400)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +52,18 @@ class FederationFile:
         if path.is_dir():
             path = path / FILE
         try:
-            text = path.read_text()
+            content = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise FederationError(f"{path} cannot be read: {error}; write one, or give its path") from error
-        return cls.parse(text, where=str(path))
+        return cls.parse(content, where=str(path))
 
     @classmethod
-    def parse(cls, text: str, *, where: str = FILE) -> FederationFile:
+    def parse(cls, content: str, *, where: str = FILE) -> FederationFile:
         try:
-            values = tomllib.loads(text)
+            values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise FederationError(f"{where} is no TOML: {error}") from error
-        return _Reader(where).read(values)
+        return _Reader(where).federation(values)
 
     @property
     def digest(self) -> str:
@@ -99,92 +84,48 @@ class FederationFile:
         return self.parties.index(party)
 
 
-class _Reader:
-    """Reader of the file's tables that names what is wrong with them."""
+class _Reader(TomlTables):
+    """Reader of federation.toml."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    error, suggests = FederationError, False
 
-    def read(self, values: dict[str, Any]) -> FederationFile:
-        for name in values:
-            if name not in _SECTIONS:
-                raise self._fault(f"[{name}] is not known; permitted: {', '.join(sorted(_SECTIONS))}")
-        federation = self._table(values, "federation", {"name"})
-        if isinstance(found := values.get("server"), dict) and "carrier" in found:
-            raise self._fault("[server] carrier is no longer a choice: remove it, and give a line_port")
-        server = self._table(values, "server", {"name", "host", "port", "line_port", "lead"})
-        line = self._table(values, "line", {"patience"}, needed=False)
-        port, line_port = self._port(server, "port"), self._port(server, "line_port")
-        if port == line_port:
-            raise self._fault(f"[server] port={port} and line_port={line_port} must be different")
-        return FederationFile(
-            name=self._text(federation, "federation", "name", _NAME),
-            server=self._organisation(server, "server"),
-            host=self._host(server),
-            port=port,
-            line_port=line_port,
-            lead=self._text(server, "server", "lead", _LEAD),
-            parties=self._parties(values.get("party"), str(server.get("name"))),
-            patience=self._patience(line),
-            plan=self._table(values, "plan", None, needed=False),
-        )
-
-    def _fault(self, words: str) -> FederationError:
-        return FederationError(f"{self._where}: {words}")
-
-    def _table(
-        self, values: dict[str, Any], name: str, permitted: set[str] | None, *, needed: bool = True
-    ) -> dict[str, Any]:
-        table = values.get(name, None if needed else {})
-        if not isinstance(table, dict):
-            raise self._fault(f"it needs a table [{name}]")
-        for key in table:
-            if permitted is not None and key not in permitted:
-                raise self._fault(f"[{name}] {key} is not known; permitted: {', '.join(sorted(permitted))}")
-        return table
-
-    def _text(self, table: dict[str, Any], section: str, key: str, form: re.Pattern[str]) -> str:
-        value = table.get(key)
-        if not isinstance(value, str) or not form.fullmatch(value):
-            raise self._fault(f"[{section}] {key}={value!r} must be a text of the form {form.pattern}")
-        return value
-
-    def _host(self, server: dict[str, Any]) -> str:
-        host = server.get("host")
-        if isinstance(host, str) and ":" in host:
-            raise self._fault(
+    def federation(self, values: dict[str, Any]) -> FederationFile:
+        self.check_names("", values, _SECTIONS)
+        found = values.get("server")
+        if isinstance(found, dict) and "carrier" in found:
+            raise self.fault("[server] carrier is no longer a choice: remove it, and give a line_port")
+        if isinstance(found, dict) and isinstance(host := found.get("host"), str) and ":" in host:
+            raise self.fault(
                 f"[server] host={host!r} must be a name or an IPv4 address, without a port: NVFlare listens at no IPv6 "
                 "address; give a name that has an IPv4 address"
             )
-        return self._text(server, "server", "host", _HOST)
+        server = self.read(values, "server", _SERVER, needed=_SERVER)
+        if server["port"] == server["line_port"]:
+            raise self.fault(f"[server] port={server['port']} and line_port={server['line_port']} must be different")
+        plan = values.get("plan", {})
+        if not isinstance(plan, dict):
+            raise self.fault("it needs a table [plan]")
+        return FederationFile(
+            name=self.read(values, "federation", _FEDERATION, needed=_FEDERATION)["name"],
+            server=self._organisation("server", server["name"]),
+            parties=self._parties(values.get("party"), server["name"]),
+            patience=float(self.read(values, "line", _LINE).get("patience", 120)),
+            plan=plan,
+            **{name: server[name] for name in ("host", "port", "line_port", "lead")},
+        )
 
-    def _organisation(self, table: dict[str, Any], section: str) -> str:
-        name = self._text(table, section, "name", _NAME)
+    def _organisation(self, section: str, name: str) -> str:
         if name in _RESERVED:
-            raise self._fault(f"[{section}] name={name!r} is taken by the program; choose another")
+            raise self.fault(f"[{section}] name={name!r} is taken by the program; choose another")
         return name
 
     def _parties(self, tables: Any, server: str) -> tuple[str, ...]:
         if not isinstance(tables, list) or not 2 <= len(tables) <= LARGEST_NUM_PARTIES:
-            raise self._fault(f"it needs a [[party]] for each party, 2 to {LARGEST_NUM_PARTIES} of them")
-        found = []
-        for table in tables:
-            if not isinstance(table, dict) or set(table) != {"name"}:
-                raise self._fault("[[party]] has a name, and nothing else")
-            found.append(self._organisation(table, "party"))
+            raise self.fault(f"it needs a [[party]] for each party, 2 to {LARGEST_NUM_PARTIES} of them")
+        if not all(isinstance(table, dict) and set(table) == {"name"} for table in tables):
+            raise self.fault("[[party]] has a name, and nothing else")
+        found = [self.check("party", "name", table["name"], text(_NAME)) for table in tables]
         for name in found:
-            if found.count(name) > 1 or name == server:
-                raise self._fault(f"name={name!r} stands for two organisations; give each its own")
+            if found.count(self._organisation("party", name)) > 1 or name == server:
+                raise self.fault(f"name={name!r} stands for two organisations; give each its own")
         return tuple(found)
-
-    def _port(self, table: dict[str, Any], key: str) -> int:
-        value = table.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-            raise self._fault(f"[server] {key}={value!r} must be an integer in 1..65535")
-        return value
-
-    def _patience(self, table: dict[str, Any]) -> float:
-        value = table.get("patience", 120)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 86400:
-            raise self._fault(f"[line] patience={value!r} must be a number of seconds in 1..86400")
-        return float(value)

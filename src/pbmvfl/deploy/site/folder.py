@@ -64,6 +64,16 @@ class Pins:
     parties: tuple[bytes, ...]
 
 
+class _Place:
+    """Place inside an organisation's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, site_folder: SiteFolder, owner: type) -> Path:
+        return site_folder.path / self._name
+
+
 @dataclass(frozen=True)
 class SiteFolder:
     """An organisation's folder. Files are read on demand."""
@@ -97,6 +107,11 @@ class SiteFolder:
     @property
     def is_server(self) -> bool:
         return self.name == self.federation.server
+
+    @property
+    def role(self) -> str:
+        """Role of the organisation, as commands name it."""
+        return "server" if self.is_server else "party"
 
     @property
     def index(self) -> int:
@@ -159,10 +174,6 @@ class SiteFolder:
 
     # --- revoked certificates ---
 
-    @property
-    def revoked(self) -> Path:
-        return self.path / "revoked.pem"
-
     def revocation_watch(self, members: Iterable[bytes] = ()) -> RevocationWatch:
         return RevocationWatch(self.revoked, self.authority, members)
 
@@ -195,57 +206,28 @@ class SiteFolder:
         write_atomically(self._newest_list, f"{found.number}\n", mode=PRIVATE_FILE)
         return found
 
-    @property
-    def _newest_list(self) -> Path:
-        """Number of the newest list that was here, in case that an older copy of the folder is restored over it."""
-        return self.path / "state" / "revoked.number"
-
     # --- places ---
 
-    @property
-    def kit(self) -> Path:
-        return self.path / "kit"
+    kit, lead_kit = _Place("kit"), _Place("lead")
+    authority = _Place("kit/startup/rootCA.pem")
+    policy, ledger, revoked = _Place("policy.toml"), _Place("ledger.sqlite"), _Place("revoked.pem")
+    #: The label holder's store of drawn labels.
+    labels = _Place("labels")
+    status, logs = _Place("status.json"), _Place("logs")
+    #: Number of the newest list that was here, in case that an older copy of the folder is restored over it.
+    _newest_list = _Place("state/revoked.number")
 
     @property
-    def lead_kit(self) -> Path:
-        return self.path / "lead"
+    def certificate(self) -> Path:
+        return self.authority.with_name("server.crt" if self.is_server else "client.crt")
+
+    @property
+    def private_key(self) -> Path:
+        return self.certificate.with_suffix(".key")
 
     @property
     def credentials(self) -> Credentials:
         return Credentials(certificate=self.certificate, private_key=self.private_key, authority=self.authority)
-
-    @property
-    def certificate(self) -> Path:
-        return self.kit / "startup" / ("server.crt" if self.is_server else "client.crt")
-
-    @property
-    def private_key(self) -> Path:
-        return self.kit / "startup" / ("server.key" if self.is_server else "client.key")
-
-    @property
-    def authority(self) -> Path:
-        return self.kit / "startup" / "rootCA.pem"
-
-    @property
-    def policy(self) -> Path:
-        return self.path / "policy.toml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.sqlite"
-
-    @property
-    def labels(self) -> Path:
-        """Return the label holder's store of drawn labels."""
-        return self.path / "labels"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     def alignment(self, name: str) -> Path:
         return self.path / "alignments" / check_name(name, "alignment")

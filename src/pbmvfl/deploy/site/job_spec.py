@@ -59,18 +59,16 @@ class JobSpec:
         if self.plan is None or bool(self.plan.model) != (self.work is Work.PREDICT):
             raise OrderError(f"work={self.work}: it needs a plan that {self.work}s, and no other")
 
+    @property
+    def run_plan(self) -> Plan:
+        """The plan of a job that trains or predicts."""
+        assert self.plan is not None
+        return self.plan
+
     def to_text(self) -> str:
         """Return the canonical text of this job spec."""
-        said = {
-            "format": FORMAT,
-            "work": str(self.work),
-            "federation": self.federation,
-            "alignment": self.alignment,
-            "run": self.run,
-            "run_id": self.run_id,
-            "plan": None if self.plan is None else self.plan.to_dict(),
-        }
-        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+        plan = None if self.plan is None else self.plan.to_dict()
+        return json.dumps({"format": FORMAT, **vars(self), "plan": plan}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
@@ -88,22 +86,15 @@ class JobSpec:
         names = {"format", "work", "federation", "alignment", "run", "run_id", "plan"}
         if not isinstance(said, dict) or set(said) != names:
             raise OrderError(f"an order has exactly these names: {', '.join(sorted(names))}")
-        if said["format"] != FORMAT or isinstance(said["format"], bool):
-            raise OrderError(f"format={str(said['format'])[:20]!r}: this version reads format {FORMAT}")
+        if (form := said.pop("format")) != FORMAT or isinstance(form, bool):
+            raise OrderError(f"format={str(form)[:20]!r}: this version reads format {FORMAT}")
         if said["work"] not in tuple(Work):
             raise OrderError(f"work={str(said['work'])[:20]!r}; permitted: {', '.join(Work)}")
         if not all(isinstance(said[name], str) for name in ("federation", "alignment", "run", "run_id")):
             raise OrderError("federation, alignment, run and run_id are texts")
         try:
-            plan = None if said["plan"] is None else Plan.from_dict(said["plan"])
-            spec = cls(
-                work=Work(said["work"]),
-                federation=said["federation"],
-                alignment=said["alignment"],
-                run=said["run"],
-                run_id=said["run_id"],
-                plan=plan,
-            )
+            said["plan"] = None if said["plan"] is None else Plan.from_dict(said["plan"])
+            spec = cls(**{**said, "work": Work(said["work"])})
         except (PlanError, FederationError) as error:
             raise OrderError(str(error)) from error
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError):

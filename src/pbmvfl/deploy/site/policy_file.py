@@ -12,14 +12,14 @@ import contextlib
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, time
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.toml_tables import ANY, NAMES, NUMBER, SWITCH, TEXT, Kind, TomlTables, text, whole
 from pbmvfl.errors import PbmvflError, PolicyFileError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
@@ -30,26 +30,9 @@ from pbmvfl.privacy.units import COLUMN_UNITS, Unit
 
 #: In bytes; one that is filled in has about 2,000.
 LARGEST = 1 << 20
-_SECTIONS = ("data", "encoder", "limit", "plan", "runs", "watch")
-_LABEL_HOLDERS = ("data", "limit", "plan", "runs", "watch")
-_DATA = ("file", "id", "columns", "schema", "dataset", "version", "made_up")
-_LABELS = ("file", "id", "label", "schema", "dataset", "version")
-_LIMIT = ("epsilon", "delta", "unit", "accounting", "counting", "colluding_parties")
-_PLAN = (
-    "smallest_num_parties",
-    "mechanisms",
-    "needs_secure_aggregation",
-    "largest_epsilon",
-    "unit",
-    "delta",
-    "smallest_noise",
-    "fields",
-)
-_LABEL_PLAN = ("largest_label_epsilon", "labels_in_clear")
 #: Name that the label holder's ledger counts under, if its policy has none.
 _USUAL_LABELS = "labels"
-_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit", "waiting_worker")
-_HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
+_HOURS = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]")
 _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,79}")
 _NO_LIMIT = (
@@ -89,6 +72,11 @@ class Hours:
     begin: time
     end: time
 
+    @classmethod
+    def parse(cls, text: str) -> Hours:
+        begin, _, end = text.partition("-")
+        return cls(time.fromisoformat(begin), time.fromisoformat(end))
+
     def permit(self, now: datetime) -> bool:
         """Return whether a moment is within the hours."""
         clock = now.time()
@@ -100,23 +88,34 @@ class Hours:
         return f"{self.begin:%H:%M}-{self.end:%H:%M}"
 
 
+_CLOCK = Kind(
+    'two times of the clock, such as "07:00-19:00"',
+    lambda value: isinstance(value, str) and bool(_HOURS.fullmatch(value)) and value[:5] != value[6:],
+    Hours.parse,
+)
+
+
+def _rule(default: Any, kind: Kind) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
     """Limits on how often, when and how much may be requested, whatever the plan."""
 
     #: The most sessions of one run: each that is begun again may release rounds a second time.
-    sessions: int = 100
-    hours: Hours | None = None
+    sessions: int = _rule(100, whole(1, 100_000))
+    hours: Hours | None = field(default=None, metadata={"kind": _CLOCK})
     #: The most alignments that are ever made: each tells the label holder which of its ids are here.
-    alignments: int = 20
+    alignments: int = _rule(20, whole(0, 100_000))
     #: The most ids that the label holder may ask about in one of them.
-    largest_alignment: int = 10_000_000
+    largest_alignment: int = _rule(10_000_000, whole(1, 10**9))
     #: The fewest rows in common: fewer would single out people.
-    smallest_alignment: int = 1
+    smallest_alignment: int = _rule(1, whole(1, 10**9))
     #: Whether a run is begun although a limit will end it.
-    until_limit: bool = False
+    until_limit: bool = _rule(False, SWITCH)
     #: Whether a loaded process waits for the next job, which then starts some seconds sooner; None: if there is memory.
-    waiting_worker: bool | None = None
+    waiting_worker: bool | None = _rule(None, SWITCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,23 +145,23 @@ class PolicyFile:
         try:
             with open(path, "rb") as file:
                 raw = file.read(LARGEST + 1)
-            text = raw.decode()
+            content = raw.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise PolicyFileError(
                 f"{path} cannot be read: {error}; write one with `pbmvfl policy template --home {site_folder.path}`"
             ) from error
         if len(raw) > LARGEST:
             raise PolicyFileError(f"{path} is longer than {LARGEST:,} bytes; it has a few lines")
-        return cls.parse(text, path=path, is_server=site_folder.is_server, notes=notes)
+        return replace(cls.parse(content, path=path, is_server=site_folder.is_server), notes=notes)
 
     @classmethod
-    def parse(cls, text: str, *, path: Path, is_server: bool = False, notes: tuple[str, ...] = ()) -> PolicyFile:
+    def parse(cls, content: str, *, path: Path, is_server: bool = False) -> PolicyFile:
         """Parse a policy; names of files in it are relative to the folder of `path`."""
         try:
-            values = tomllib.loads(text)
+            values = tomllib.loads(content)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PolicyFileError(f"{path} is no TOML: {error}") from error
-        return _Reader(path, is_server=is_server, notes=notes).read(values)
+        return _Reader(path).policy(values, path, is_server=is_server)
 
     @property
     def dataset(self) -> str:
@@ -230,192 +229,117 @@ def _check_rights(path: Path) -> tuple[str, ...]:
     return (f"{path} may be read by everybody (mode {mode:o}); it is private: chmod 600 it",) if mode & 0o004 else ()
 
 
-class _Reader:
-    """Reader of the file's tables that names what is wrong with them."""
+#: Settings of each table. The label holder's file has fewer.
+_ROWS, _NAMES = {"file": TEXT, "id": TEXT}, {"schema": TEXT, "dataset": text(_DATASET), "version": text(_DATASET)}
+_DATA = {**_ROWS, "columns": NAMES, **_NAMES, "made_up": SWITCH}
+_LABELS = {**_ROWS, "label": TEXT, **_NAMES}
+_ENCODER = {"own": text(_FUNCTION)}
+_LIMIT = ("epsilon", "delta", "unit", "accounting", "counting", "colluding_parties")
+_PLAN = {
+    "smallest_num_parties": whole(2, 1000),
+    "mechanisms": NAMES,
+    "needs_secure_aggregation": SWITCH,
+    "largest_epsilon": NUMBER,
+    "unit": ANY,
+    "delta": NUMBER,
+    "smallest_noise": NUMBER,
+    "fields": ANY,
+}
+_LABEL_PLAN = {"largest_label_epsilon": ANY, "labels_in_clear": SWITCH}
+_RUNS: dict[str, Kind] = {each.name: each.metadata["kind"] for each in fields(RunRules)}
+_WATCH = {"metrics_port": whole(1, 65535)}
+_LABEL_HOLDERS = ("data", "limit", "plan", "runs", "watch")
+_SECTIONS = ("data", "encoder", "limit", "plan", "runs", "watch")
 
-    def __init__(self, path: Path, *, is_server: bool, notes: tuple[str, ...]) -> None:
-        self._path, self._is_server, self._notes = path, is_server, notes
 
-    def read(self, values: dict[str, Any]) -> PolicyFile:
-        sections = _LABEL_HOLDERS if self._is_server else _SECTIONS
-        self._check_names("", values, sections)
-        data = self._data(self._table(values, "data", _LABELS if self._is_server else _DATA, needed=True))
+class _Reader(TomlTables):
+    """Reader of policy.toml."""
+
+    error, suggests = PolicyFileError, True
+
+    def wrong(self, setting: str, value: object, kind: Kind) -> str:
+        said = f"={value!r}" if not kind.is_text else " is missing" if value is None else f" ={value!r}"
+        return f"{setting}{said}; permitted: {kind.permitted}"
+
+    def policy(self, values: dict[str, Any], path: Path, *, is_server: bool) -> PolicyFile:
+        self.check_names("", values, _LABEL_HOLDERS if is_server else _SECTIONS)
+        data = self._data(values, path.parent, is_server=is_server)
         return PolicyFile(
-            path=self._path,
+            path=path,
             data=data,
-            encoder=self._encoder(self._table(values, "encoder", ("own",))),
-            limits=self._limits(values.get("limit"), needed=not self._is_server and not data.made_up),
-            plan=self._label_plan(self._table(values, "plan", _LABEL_PLAN))
-            if self._is_server
-            else self._plan(self._table(values, "plan", _PLAN)),
-            runs=self._runs(self._table(values, "runs", _RUNS)),
-            metrics_port=self._port(self._table(values, "watch", ("metrics_port",))),
-            notes=self._notes,
+            encoder=self.read(values, "encoder", _ENCODER).get("own"),
+            limits=self._limits(values.get("limit"), needed=not is_server and not data.made_up, is_server=is_server),
+            plan=self._label_plan(values) if is_server else self._plan(values),
+            runs=RunRules(**self.read(values, "runs", _RUNS)),
+            metrics_port=self.read(values, "watch", _WATCH).get("metrics_port"),
         )
 
-    def _fault(self, words: str) -> PolicyFileError:
-        return PolicyFileError(f"{self._path}: {words}")
+    def _data(self, values: dict[str, Any], folder: Path, *, is_server: bool) -> DataSource:
+        found: dict[str, Any] = {"dataset": _USUAL_LABELS} if is_server else {}
+        needed = ("file", "id", "label" if is_server else "dataset")
+        found |= self.read(values, "data", _LABELS if is_server else _DATA, needed=needed)
+        if found["id"] == found.get("label"):
+            raise self.fault(f"[data] id and label are both {found['label']!r}; they are two columns")
+        columns = found.get("columns", ())
+        self._check_distinct("[data] columns", columns)
+        if found["id"] in columns:
+            raise self.fault(f"[data] columns has the id {found['id']!r}; leave it out: an id is nothing to learn from")
+        for name in {"file", "schema"} & found.keys():
+            found[name] = folder / Path(found[name]).expanduser()
+        if found["file"].suffix not in (".csv", ".parquet"):
+            raise self.fault(f"[data] file={found['file'].name!r}; permitted: a .csv or .parquet file")
+        return DataSource(**found)
 
-    def _check_names(self, where: str, table: Mapping[str, Any], known: Collection[str]) -> None:
-        for name in table:
-            if name not in known:
-                near = get_close_matches(name, list(known), n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
-                called = f"[{where}] {name}" if where else f"[{name}]"
-                raise self._fault(f"{called} is not known; {hint}permitted: {', '.join(known)}")
+    def _check_distinct(self, setting: str, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names):
+            raise self.fault(f"{setting} names one of them twice")
 
-    def _table(
-        self, values: Mapping[str, Any], name: str, known: Collection[str], *, needed: bool = False
-    ) -> dict[str, Any]:
-        table = values.get(name, None if needed else {})
-        if not isinstance(table, dict):
-            raise self._fault(f"it needs a table [{name}] with {', '.join(known)}")
-        self._check_names(name, table, known)
-        return table
-
-    # --- kinds of values ---
-
-    def _text(self, where: str, table: Mapping[str, Any], name: str, *, form: re.Pattern[str] | None = None) -> str:
-        value = table.get(name)
-        if not isinstance(value, str) or not value or (form is not None and not form.fullmatch(value)):
-            said = "is missing" if value is None else f"={value!r}"
-            needs = "a text that is not empty" if form is None else f"a text of the form {form.pattern}"
-            raise self._fault(f"[{where}] {name} {said}; permitted: {needs}")
-        return value
-
-    def _whole(self, where: str, table: Mapping[str, Any], name: str, usual: int, *, least: int, most: int) -> int:
-        value = table.get(name, usual)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._fault(f"[{where}] {name}={value!r}; permitted: a whole number in {least}..{most}")
-        return value
-
-    def _switch(self, where: str, table: Mapping[str, Any], name: str) -> bool:
-        value = table.get(name, False)
-        if not isinstance(value, bool):
-            raise self._fault(f"[{where}] {name}={value!r}; permitted: true or false")
-        return value
-
-    def _names(self, where: str, table: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        value = table[name]
-        if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-            raise self._fault(f'[{where}] {name}={value!r}; permitted: a list of names, such as ["age", "job"]')
-        if len(set(value)) < len(value):
-            raise self._fault(f"[{where}] {name} names one of them twice")
-        return tuple(value)
-
-    def _file(self, table: Mapping[str, Any], name: str) -> Path:
-        return self._path.parent / Path(self._text("data", table, name)).expanduser()
-
-    # --- sections ---
-
-    def _data(self, table: Mapping[str, Any]) -> DataSource:
-        file, ids = self._file(table, "file"), self._text("data", table, "id")
-        if file.suffix not in (".csv", ".parquet"):
-            raise self._fault(f"[data] file={file.name!r}; permitted: a .csv or .parquet file")
-        schema = self._file(table, "schema") if "schema" in table else None
-        version = self._text("data", table, "version", form=_DATASET) if "version" in table else ""
-        if self._is_server:
-            label = self._text("data", table, "label")
-            if label == ids:
-                raise self._fault(f"[data] id and label are both {label!r}; they are two columns")
-            dataset = self._text("data", {"dataset": _USUAL_LABELS, **table}, "dataset", form=_DATASET)
-            return DataSource(file=file, id=ids, schema=schema, label=label, dataset=dataset, version=version)
-        columns = self._names("data", table, "columns") if "columns" in table else None
-        if columns is not None and ids in columns:
-            raise self._fault(f"[data] columns has the id {ids!r}; leave it out: an id is nothing to learn from")
-        return DataSource(
-            file=file,
-            id=ids,
-            columns=columns,
-            schema=schema,
-            dataset=self._text("data", table, "dataset", form=_DATASET),
-            version=version,
-            made_up=self._switch("data", table, "made_up"),
-        )
-
-    def _encoder(self, table: Mapping[str, Any]) -> str | None:
-        return self._text("encoder", table, "own", form=_FUNCTION) if table else None
-
-    def _limits(self, tables: Any, *, needed: bool) -> tuple[Limit, ...]:
+    def _limits(self, tables: Any, *, needed: bool, is_server: bool) -> tuple[Limit, ...]:
         if tables is None and not needed:
             return ()
-        usual: Unit = Unit.LABEL if self._is_server else Unit.CELL
         if not tables or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise self._fault(_NO_LIMIT)
+            raise self.fault(_NO_LIMIT)
         found: list[Limit] = []
         for table in tables:
-            self._check_names("limit", table, _LIMIT)
+            self.check_names("limit", table, _LIMIT)
             for name in ("epsilon", "delta"):
-                if isinstance(table.get(name), bool) or not isinstance(table.get(name), int | float):
-                    raise self._fault(f"[[limit]] {name}={table.get(name)!r}; permitted: a number above 0")
-            self._whole("limit", table, "colluding_parties", 0, least=0, most=1000)
+                self.check("[limit]", name, table.get(name), replace(NUMBER, permitted="a number above 0"))
+            self.check("limit", "colluding_parties", table.get("colluding_parties", 0), whole(0, 1000))
+            usual: Unit = Unit.LABEL if is_server else Unit.CELL
             try:
                 limit = Limit.choose(**{"unit": usual, "accounting": "strict", **table})
             except (PbmvflError, TypeError) as error:
-                raise self._fault(f"[[limit]] {error}") from error
-            if (limit.unit is Unit.LABEL) != self._is_server:
-                permitted = (Unit.LABEL,) if self._is_server else COLUMN_UNITS
-                raise self._fault(f"[[limit]] unit={limit.unit}; permitted here: {', '.join(permitted)}")
+                raise self.fault(f"[[limit]] {error}") from error
+            if (limit.unit is Unit.LABEL) != is_server:
+                permitted = (Unit.LABEL,) if is_server else COLUMN_UNITS
+                raise self.fault(f"[[limit]] unit={limit.unit}; permitted here: {', '.join(permitted)}")
             if any(same_subject(limit, each) for each in found):
-                raise self._fault(f"two [[limit]] are about {limit.unit}, {limit.accounting}; keep the smaller one")
+                raise self.fault(f"two [[limit]] are about {limit.unit}, {limit.accounting}; keep the smaller one")
             found.append(limit)
         return tuple(found)
 
-    def _plan(self, table: dict[str, Any]) -> dict[str, Any]:
-        rules = dict(table)
-        self._whole("plan", table, "smallest_num_parties", 2, least=2, most=1000)
-        rules["needs_secure_aggregation"] = self._switch("plan", table, "needs_secure_aggregation")
-        if "mechanisms" in table:
-            rules["mechanisms"] = frozenset(self._names("plan", table, "mechanisms"))
-            self._check_names("plan.mechanisms", dict.fromkeys(rules["mechanisms"]), list(MECHANISMS))
-        if not isinstance(table.get("fields", {}), dict):
-            raise self._fault('[plan.fields] is a table: training = ["local"], num_epochs = {most = 200}')
-        for name in ("largest_epsilon", "delta", "smallest_noise"):
-            if name in table and (isinstance(table[name], bool) or not isinstance(table[name], int | float)):
-                raise self._fault(f"[plan] {name}={table[name]!r}; permitted: a number")
-        try:
-            Policy(**rules)
-        except PbmvflError as error:
-            raise self._fault(f"[plan] {error}") from error
-        return rules
+    def _plan(self, values: dict[str, Any]) -> dict[str, Any]:
+        rules = self.read(values, "plan", _PLAN)
+        if "mechanisms" in rules:
+            self._check_distinct("[plan] mechanisms", rules["mechanisms"])
+            self.check_names("plan.mechanisms", dict.fromkeys(rules["mechanisms"]), list(MECHANISMS))
+            rules["mechanisms"] = frozenset(rules["mechanisms"])
+        if not isinstance(rules.get("fields", {}), dict):
+            raise self.fault('[plan.fields] is a table: training = ["local"], num_epochs = {most = 200}')
+        return self._checked(rules, "[plan]")
 
-    def _label_plan(self, table: dict[str, Any]) -> dict[str, Any]:
-        largest = table.get("largest_label_epsilon", USUAL_LABEL_EPSILON)
+    def _label_plan(self, values: dict[str, Any]) -> dict[str, Any]:
+        found = self.read(values, "plan", _LABEL_PLAN)
         rules = {
-            "largest_label_epsilon": largest,
-            "allows_clear_labels": self._switch("plan", table, "labels_in_clear"),
+            "largest_label_epsilon": found.get("largest_label_epsilon", USUAL_LABEL_EPSILON),
+            "allows_clear_labels": found.get("labels_in_clear", False),
         }
+        return self._checked(rules, "[plan] largest_label_epsilon:")
+
+    def _checked(self, rules: dict[str, Any], setting: str) -> dict[str, Any]:
+        """Return rules for plans that a `Policy` takes."""
         try:
             Policy(**rules)
         except PbmvflError as error:
-            raise self._fault(f"[plan] largest_label_epsilon: {error}") from error
+            raise self.fault(f"{setting} {error}") from error
         return rules
-
-    def _runs(self, table: Mapping[str, Any]) -> RunRules:
-        usual = RunRules()
-        return RunRules(
-            sessions=self._whole("runs", table, "sessions", usual.sessions, least=1, most=100_000),
-            hours=self._hours(table),
-            alignments=self._whole("runs", table, "alignments", usual.alignments, least=0, most=100_000),
-            largest_alignment=self._whole(
-                "runs", table, "largest_alignment", usual.largest_alignment, least=1, most=10**9
-            ),
-            smallest_alignment=self._whole(
-                "runs", table, "smallest_alignment", usual.smallest_alignment, least=1, most=10**9
-            ),
-            until_limit=self._switch("runs", table, "until_limit"),
-            waiting_worker=self._switch("runs", table, "waiting_worker") if "waiting_worker" in table else None,
-        )
-
-    def _hours(self, table: Mapping[str, Any]) -> Hours | None:
-        if "hours" not in table:
-            return None
-        value = table["hours"]
-        found = _HOURS.fullmatch(value) if isinstance(value, str) else None
-        if found is None or value[:5] == value[6:]:
-            raise self._fault(f'[runs] hours={value!r}; permitted: two times of the clock, such as "07:00-19:00"')
-        begin_hour, begin_minute, end_hour, end_minute = map(int, found.groups())
-        return Hours(time(begin_hour, begin_minute), time(end_hour, end_minute))
-
-    def _port(self, table: Mapping[str, Any]) -> int | None:
-        return self._whole("watch", table, "metrics_port", 0, least=1, most=65535) if table else None

@@ -58,7 +58,7 @@ def systemd_unit(site_folder: SiteFolder, *, user: str = USER) -> str:
     """
     if user == "root" or not user.replace("-", "").replace("_", "").isalnum():
         raise FederationError(f"user={user!r}; permitted: the name of an account that is not root")
-    role = _role(site_folder.is_server)
+    role = site_folder.role
     command = [sys.executable, "-P", "-m", "pbmvfl", role, "start", "--foreground", "--home", str(site_folder.path)]
     wait = [] if site_folder.is_server else ["--wait", str(_WAIT)]
     return (
@@ -107,7 +107,7 @@ def compose_file(federation: FederationFile, *, only: str | None = None, image: 
 
 def _service(federation: FederationFile, name: str, image: str) -> dict[str, Any]:
     is_server = name == federation.server
-    role = _role(is_server)
+    role = "server" if is_server else "party"
     wait = [] if is_server else ["--wait", str(_WAIT)]
     service: dict[str, Any] = {
         "image": image,
@@ -133,8 +133,7 @@ def _service(federation: FederationFile, name: str, image: str) -> dict[str, Any
         "networks": {"federation": {"aliases": [federation.host]} if is_server else {}},
     }
     if is_server:
-        ports = [federation.port] + ([] if federation.line_port is None else [federation.line_port])
-        service["ports"] = [f"{port}:{port}" for port in ports]
+        service["ports"] = [f"{port}:{port}" for port in (federation.port, federation.line_port)]
     return service
 
 
@@ -178,10 +177,6 @@ def grafana_dashboard() -> dict[str, Any]:
         "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}]},
         "panels": panels,
     }
-
-
-def _role(is_server: bool) -> str:
-    return "server" if is_server else "party"
 
 
 def _escaped(text: str) -> str:
