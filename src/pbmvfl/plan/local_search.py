@@ -33,7 +33,7 @@ _ALONE_KNOTS = 8
 #: Knots of columns in products of two, each up to so much noise: most products are nearly always 0, and whitened away.
 #: Fine ones gain .3 to 1 point on hold-outs of three real tables (places, sizes), and lose up to 4 on made ones with
 #: smooth products, but at so little noise nothing on average. Words: 4 to 6 points where two act together, or else -2.
-_PRODUCTS: tuple[tuple[int, float], ...] = ((8, 0.03), (4, 1.5), (3, 1.5))
+_PRODUCTS: tuple[tuple[int, float], ...] = ((8, 0.05), (4, 1.5), (3, 1.5))
 #: Products of columns without a range, up to this much: where nothing acts together they then cost about a point.
 _PAIRS_NOISE = 0.15
 #: All mapped rows of a party take at most so many numbers, 128 MiB, and no more than this of a row.
