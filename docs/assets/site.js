@@ -7,6 +7,11 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   // Names for screen readers that the theme leaves out.
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+  for (const nav of document.querySelectorAll(".md-nav[aria-labelledby]")) {
+    // The label of a section with a page of its own is an arrow without text.
+    nav.setAttribute("aria-label", nav.querySelector(".md-nav__title").textContent.trim());
+    nav.removeAttribute("aria-labelledby");
+  }
 });
 window.addEventListener("load", () => {
   document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code block ${i + 1}`));
