@@ -316,7 +316,7 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["metrics"] == {}
     assert result["plan"]["evaluation"] == "none"
-    assert "nothing was measured, as the plan has it" in " ".join(out.split())
+    assert "the plan measures nothing" in " ".join(out.split())
 
 
 # --- the label holder's ledger ---
