@@ -291,6 +291,12 @@ def test_where_no_epsilon_of_predictions_is_given_they_cost_eight() -> None:
         assert 7.98 < release.mechanism.response_epsilon <= 8  # type: ignore[attr-defined]
 
 
+def test_a_prediction_has_no_epsilon_of_a_whole_party() -> None:
+    plan = Plan.for_budget(**{**BUDGET, "epsilon": 1.0})
+    with pytest.raises(PlanError, match="unit='party'; permitted: cell, record"):
+        release_for(plan, epsilon=8.0, delta=1e-6, unit="party", has_fusion=False)
+
+
 def test_an_epsilon_of_predictions_that_nothing_can_keep_is_refused_before_training() -> None:
     for wrong in (-1.0, 0.0, 1e-7, math.nan):
         with pytest.raises(PlanError, match="prediction_epsilon"):
