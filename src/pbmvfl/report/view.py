@@ -489,7 +489,7 @@ class RunView:
         """Return (name, title) of the sections that the run has."""
         facts = self.facts
         every = (
-            ("privacy", "What it tells about anybody", True),
+            ("privacy", "What the run reveals", True),
             ("accuracy", "Accuracy", True),
             ("rounds", "Epsilon over the rounds", True),
             ("asked", "Predictions since", bool(facts.asked)),
