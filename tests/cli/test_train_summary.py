@@ -118,7 +118,7 @@ def test_runs_that_a_ledger_ends_print_at_most_fifteen_lines_and_why_they_ended(
         assert wrapped <= 15, out
         result = json.loads((tmp_path / "run" / "result.json").read_text())
         said = " ".join(out.split())
-        assert f"stopped: {result['stopped'][:60]}" in said
+        assert f"stopped by a ledger: {result['stopped'][:50]}" in said
         assert command is resume or kind == "in joint rounds" or result["stopped"] in said
         has_model = (tmp_path / "run" / "model").is_dir()
         use = "predict run --data NEW.csv --id customer" if has_model else "ledger show limited"

@@ -180,7 +180,7 @@ def print_outcome(
     notes = [("warning", note) for note in result.warnings]
     notes += [("note", note) for note in result.notes if note not in said]
     if result.stopped:  # the reason matters more than other notes: they get the lines that it leaves
-        why = [("diverged" if result.diverged else "stopped", result.stopped)]
+        why = [("diverged" if result.diverged else "stopped by a ledger", result.stopped)]
         used += print_few_notes(console, why, room=max(1, MOST_LINES - used), others="in the report")
     if used < MOST_LINES or not result.stopped:
         print_few_notes(console, notes, room=max(1, MOST_LINES - used), others="in the report")
