@@ -14,6 +14,11 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 });
 window.addEventListener("load", () => {
+  // Long names in tables break after _ and /, not within a word.
+  for (const name of document.querySelectorAll(".md-typeset table code")) {
+    const parts = name.textContent.split(/(?<=[_/])/);
+    if (!name.children.length) name.replaceChildren(...parts.flatMap((part) => [part, document.createElement("wbr")]));
+  }
   document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code block ${i + 1}`));
   // What scrolls sideways can be reached by keyboard.
   document.querySelectorAll("pre > code, .md-typeset__scrollwrap").forEach((each) => each.setAttribute("tabindex", "0"));
