@@ -95,10 +95,13 @@ def test_a_run_under_a_limit_is_attacked_reported_and_charged_nothing(trained, r
 
 def test_what_cannot_be_attacked_is_refused_with_the_way_out(trained, run_main, monkeypatch):
     monkeypatch.chdir(trained)
+    without_predictions = ("train", *TRAIN[:-2], "--num-epochs", 2, "--epsilon", 8, "--out", "silent")
+    assert run_main(*without_predictions)[0] == 0
     for arguments, words in (
         (("attack",), "SOURCE is missing"),
         (("attack", "nothing-there"), "neither a run folder nor a dataset"),
         (("attack", "digits", "--out", "people.csv"), "is a file"),
+        (("attack", "silent"), "train with --prediction-epsilon"),
     ):
         code, _, err = run_main(*arguments)
         assert code == 2

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -199,6 +200,21 @@ def test_a_run_is_told_what_it_will_cost_and_refused_if_a_limit_would_end_it(pla
     assert json.loads(out)["stopped"]
 
 
+def test_a_plan_within_ledgers_is_trained_by_the_command_that_it_prints(planned, tmp_path):
+    assert planned("ledger", "limit", "books", "--parties", "bank,shop", "--dataset", "folk", "--epsilon", 3)[0] == 0
+    table = ("--data", "people.csv", "--label", "churn", "--columns", COLUMNS, "--id", "person")
+    code, out, _ = planned(
+        "plan", *table, "--epsilon", 9, "--ledger", "books", "--dataset", "folk", "--out", "new.json"
+    )
+    assert code == 0
+    command = shlex.split(out.splitlines()[-1].partition("train it with: pbmvfl ")[2])
+    code, _, err = planned(*command, "--out", "run")
+    assert code == 0, err
+    with contextlib.closing(Ledger(tmp_path / "books/bank.sqlite", read_only=True)) as book:
+        (held,) = book.limits("folk")
+        assert 2.9 < spending(book, "folk", held).epsilon <= 3
+
+
 def test_parties_whose_books_differ_are_told_apart(planned):
     assert planned("ledger", "limit", "books", "--parties", "bank,shop", *LIMIT, 5)[0] == 0
     assert planned("ledger", "limit", "books/shop.sqlite", *LIMIT, 3)[0] == 0
@@ -218,6 +234,7 @@ def test_a_plan_within_what_is_left_runs_to_its_end_and_leaves_next_to_nothing(c
     code, out, _ = planned(*within, "--out", "rest.json")
     assert code == 0
     assert "of 9 for 'people' (cell, strict), and will have" in " ".join(out.split())
+    assert "train it with: pbmvfl train DATASET --plan rest.json --ledger books" in " ".join(out.split())
     (tmp_path / "plan.json").unlink()
     (tmp_path / "rest.json").rename(tmp_path / "plan.json")
     code, _, err = planned(*strict_train("two", "--json"))
@@ -316,7 +333,7 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["metrics"] == {}
     assert result["plan"]["evaluation"] == "none"
-    assert "nothing was measured, as the plan has it" in " ".join(out.split())
+    assert "the plan measures nothing" in " ".join(out.split())
 
 
 # --- the label holder's ledger ---

@@ -328,7 +328,7 @@ def test_a_run_whose_first_round_is_refused_shows_what_there_is_and_returns_3(ev
     shown = cli(*command, "--out", "shown")
     assert (shown.code, shown.err) == (3, "")
     assert "None" not in shown.out
-    assert "ledger ended the run early" in " ".join(shown.out.split())
+    assert "stopped by a ledger: round=0 would bring" in " ".join(shown.out.split())
     done = cli(*command, "--out", "run", "--json")
     assert (done.code, done.err) == (3, "")
     result = strict_json(done.out)

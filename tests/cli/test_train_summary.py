@@ -91,6 +91,42 @@ def test_runs_of_every_kind_print_at_most_fifteen_lines(kind, run_main, monkeypa
     assert f"next: pbmvfl predict run --data {files} --id customer, pbmvfl report run" in out
 
 
+ENDED = {
+    "after some rounds": ((), 3),
+    "before its first round": (("--prediction-epsilon", 8), 3),
+    "at its predictions": (("--prediction-epsilon", 8, "--epsilon", 1), 7),
+    "in joint rounds": (("--algorithm", "pbm", "--num-epochs", 1, "--label-epsilon", "none"), 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENDED)
+def test_runs_that_a_ledger_ends_print_at_most_fifteen_lines_and_why_they_ended(kind, run_main, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("people.csv", "schema.json"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    options, limit = ENDED[kind]
+    run_main("ledger", "limit", "limited", "--parties", "bank,shop", "--dataset", "people", "--epsilon", limit)
+    table = ("--id", "customer", "--label", "left", "--schema", "schema.json", "--ledger", "limited")
+    train = ("train", *PEOPLE, *table, *options, "--until-limit", "--out", "run")
+    resume = ("train", "--resume", "run", "--until-limit")
+    for command in (train, resume):
+        code, out, err = run_main(*command)
+        assert (code, err) == (train_view.STOPPED_BY_LEDGER, "")
+        wrapped = sum(max(1, -(-len(line) // 80)) for line in out.splitlines())
+        assert wrapped <= 15, out
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        said = " ".join(out.split())
+        assert f"stopped by a ledger: {result['stopped'][:50]}" in said
+        assert command is resume or kind == "in joint rounds" or result["stopped"] in said
+        has_model = (tmp_path / "run" / "model").is_dir()
+        use = "predict run --data NEW.csv --id customer" if has_model else "ledger show limited"
+        assert out.splitlines()[-1] == f"next: pbmvfl {use}, pbmvfl report run"
+        for next_command in ("report run", "ledger show limited"):
+            assert run_main(*next_command.split())[0] == 0
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_the_table_has_the_account_s_numbers_of_training_rows_predicted_rows_and_labels(released):
     plan = Plan.for_budget(epsilon=8, delta=DELTA, data=DATA, **({"prediction_epsilon": 4} if released else {}))

@@ -391,9 +391,9 @@ def stopped(cli, tmp_path) -> Plan:
 
 def test_a_run_that_a_limit_ended_goes_on_when_the_limit_is_raised(stopped, cli, tmp_path):
     set_limit(tmp_path, stopped, 10)
-    code, out, err = cli("train", "--resume", "run", "--exact-metrics")
+    code, out, err = cli("train", "--resume", "run", "--exact-metrics", "--verbose")
     assert code == 0, err
-    assert "ended by a party's ledger; it goes on" in " ".join(out.split())
+    assert "ended by a party's ledger; training continues from there" in " ".join(out.split())
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["stopped"] == ""
     assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]

@@ -270,12 +270,31 @@ def test_a_later_prediction_costs_what_the_plan_was_made_for(choices: dict[str, 
     assert Plan.from_dict(plan.to_dict()) == plan
 
 
+@pytest.mark.parametrize("choices", [{"epsilon": 2.0}, {"epsilon": 8.0, "num_samples": 60}], ids=str)
+def test_where_a_record_is_protected_later_predictions_cost_eight_for_a_record(choices: dict[str, Any]) -> None:
+    """Without fusion rows, too: a record's prediction by randomised response is one symbol of each of three parties."""
+    plan = Plan.for_budget(**{**BUDGET, "unit": "record", **choices})
+    assert plan.num_fusion_samples == 0
+    release = release_for(plan, epsilon=None, delta=1e-6, has_fusion=False)
+    law: Any = release.mechanism
+    cost = law.response_epsilon if hasattr(law, "response_epsilon") else 2 * law.levels / law.scale
+    assert 7.98 < 3 * cost <= 8
+    assert plan.evaluation == "simulator"  # nothing is released until the model is asked
+    assert plan.schedule.rounds_per_pass(PREDICTION) == 0
+
+
 def test_where_no_epsilon_of_predictions_is_given_they_cost_eight() -> None:
     for choices in ({}, {"serving_epsilon": 8.0}, {"serving_epsilon": None}):
         plan = Plan.for_budget(**{**BUDGET, "epsilon": 1.0, **choices})
         assert plan.prediction is None  # as plans of earlier versions
         release = release_for(plan, epsilon=None, delta=1e-6, has_fusion=False)
         assert 7.98 < release.mechanism.response_epsilon <= 8  # type: ignore[attr-defined]
+
+
+def test_a_prediction_has_no_epsilon_of_a_whole_party() -> None:
+    plan = Plan.for_budget(**{**BUDGET, "epsilon": 1.0})
+    with pytest.raises(PlanError, match="unit='party'; permitted: cell, record"):
+        release_for(plan, epsilon=8.0, delta=1e-6, unit="party", has_fusion=False)
 
 
 def test_an_epsilon_of_predictions_that_nothing_can_keep_is_refused_before_training() -> None:

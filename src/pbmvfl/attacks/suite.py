@@ -115,7 +115,10 @@ def attack_data(
     is_staged = plan is not None and plan.training is Training.LOCAL
     staged = plan if is_staged else Plan.for_budget(epsilon=8.0, data=data) if plan is None else None
     if staged is not None and staged.prediction is None:
-        raise PlanError("the plan makes no predictions, so nothing about a row leaves that could be attacked")
+        raise PlanError(
+            "the plan makes no predictions, so nothing about a row leaves that could be attacked; train with "
+            "--prediction-epsilon, as in `pbmvfl train DATASET --prediction-epsilon 8`, and attack that run"
+        )
     pictures = data.layout == "digits" and data.num_parties == 4
     joint: dict[str, Plan] = {}
     if plan is not None and not is_staged:

@@ -102,6 +102,7 @@ def _fail(message: str) -> NoReturn:
 
     console = Console(stderr=True, highlight=False)
     console.print("[bold red]error:[/]", end=" ")
-    # Soft wrap keeps messages and paths searchable in a file or a pipe; terminals wrap lines themselves.
-    console.print(message, markup=False, soft_wrap=True)
+    # Soft wrap keeps messages and paths searchable in a file or a pipe, and commands whole when they are copied from a
+    # terminal. A list of faults has no commands: on a terminal its lines break between words.
+    console.print(message, markup=False, soft_wrap="\n" not in message or not console.is_terminal)
     sys.exit(2)

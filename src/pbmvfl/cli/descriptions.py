@@ -15,6 +15,7 @@ from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName
 from pbmvfl.plan.local_search import dense_columns
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import USUAL_EPSILON
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
@@ -222,7 +223,9 @@ def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
             seen = "simulated releases" if plan.num_fusion_samples else "exact sums"
             yield "predictions", f"{seen}, which only the simulator sees; outside the epsilon"
         if plan.prediction is not None:
-            yield "later rows", f"{plan.prediction.describe()}{_of_votes(plan)}, when the trained model is asked"
+            yield "later rows", f"{plan.prediction.describe()}{_of_votes(plan)}, when the trained model predicts"
+        elif plan.algorithm is Algorithm.STAGED:
+            yield "later rows", f"epsilon {USUAL_EPSILON:g} for a cell of each, or what `pbmvfl predict --epsilon` says"
         return
     release = plan.prediction or plan.release
     yield "predictions", f"{release.describe()}{_of_votes(plan)}, one release a test row"

@@ -130,7 +130,7 @@ def packages(requirements: Sequence[str] | None = None) -> Finding:
             wrong.append(f"{name} {found} is older than {needed}")
     if wrong:
         return trouble("packages", "; ".join(wrong), "pip install --upgrade pbmvfl, in a new environment if need be")
-    return ok("packages", f"all {checked} that are needed are there, and new enough")
+    return ok("packages", f"all {checked} required ones are installed and recent enough")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def working_folder(folder: Path | None = None) -> Finding:
                 return trouble(name, f"{folder}: {failed}", elsewhere)
     except OSError as error:
         return trouble(name, f"{folder} cannot be written to: {error.strerror}", "go to another folder, or use --out")
-    return ok(name, f"{folder} can be written to, and has locks as ledgers need them")
+    return ok(name, f"{folder} is writable, with the file locks that ledgers need")
 
 
 def _locks_in(folder: Path) -> str | None:
@@ -235,7 +235,7 @@ def data_folders() -> Finding:
     if not _can_be_made(cache_root()):
         return note(name, f"the cache {cache_root()} cannot be written to", "set PBMVFL_CACHE to a folder that can be")
     if folder is None:
-        return ok(name, f"no local copies (PBMVFL_DATA is not set): what is fetched goes to {cache_root()}")
+        return ok(name, f"no local copies (PBMVFL_DATA is not set): downloads go to {cache_root()}")
     held = [each for each in DATASETS if (folder / each).is_dir()]
     return ok(name, f"{folder}: {', '.join(held) if held else 'no copy of a named dataset'}")
 
@@ -288,7 +288,7 @@ def entropy_source() -> Finding:
     same = fast_keystream(bytes.fromhex(_KEY)).update(bytes(64))
     if stream.hex() != _BLOCK or same != keystream(bytes.fromhex(_KEY), first_block=2).update(bytes(64)):
         return trouble(name, "AES-256 in counter mode does not give NIST's answer", _DO_NOT_TRAIN)
-    return ok(name, "the operating system's; AES-256 gives NIST's answer")
+    return ok(name, "from the operating system; AES-256 gives NIST's answer")
 
 
 def masks_cancel() -> Finding:
@@ -303,7 +303,7 @@ def masks_cancel() -> Finding:
     total = ring.reduce(drawn[0] + drawn[1] + drawn[2])
     if total.any() or not all(ring.reduce(each).any() for each in drawn):
         return trouble("masks", "those of three parties do not cancel", _DO_NOT_TRAIN)
-    return ok("masks", "those of three parties cancel, and none of them is empty")
+    return ok("masks", "the masks of three parties cancel, and none is zero")
 
 
 class _Constant:
@@ -333,7 +333,7 @@ def noise_has_its_law() -> Finding:
         return trouble(name, "the normal noise has not the size that is charged", _DO_NOT_TRAIN)
     if abs(float(drawn.sum())) > _DEVIATIONS * math.sqrt(_DRAWS):
         return trouble(name, "the normal noise is not centred", _DO_NOT_TRAIN)
-    return ok(name, f"coins turn where they should; {_DRAWS:,} normal numbers have their size")
+    return ok(name, f"Poisson binomial thresholds and {_DRAWS:,} normal draws are as charged")
 
 
 def account_gives_known_answers() -> Finding:
@@ -359,7 +359,7 @@ def account_gives_known_answers() -> Finding:
     found = epsilon_bound(run, Unit.CELL, Accounting.STRICT, alone, delta=1e-9).epsilon
     if not math.log(3) * (1 - 1e-6) <= found <= math.log(3) * 1.001:
         return trouble(name, f"one coin has epsilon {found:.6f}, and not ln 3", _DO_NOT_TRAIN)
-    return ok(name, f"a Gaussian step: {GAUSSIAN_EPSILON:.4f}; one coin: ln 3; as they must be")
+    return ok(name, f"known epsilons are found: {GAUSSIAN_EPSILON:.4f} of a Gaussian step, ln 3 of one coin")
 
 
 # --- All checks, in display order ---

@@ -111,7 +111,10 @@ def plan(
     if json_:
         print(json.dumps(plan_to_dict(planned), indent=2))
     else:
-        _show(planned, out, picture, known)
+        # Training is to be charged where the plan was found to fit.
+        named = "" if dataset is None or table.data is None else f" --dataset-name {shlex.quote(dataset)}"
+        charged_to = "" if ledger is None or not ledger.is_dir() else f"{named} --ledger {shlex.quote(str(ledger))}"
+        _show(planned, out, picture, known, charged_to)
 
 
 def make_plan(
@@ -130,6 +133,8 @@ def make_plan(
     if budget.prediction_epsilon is not None and not sizes.get("num_test_samples"):
         sizes["num_test_samples"] = 1  # the number of predicted rows does not change the cost of one
     chosen = {name: value for name, value in choices.items() if name not in (*sizes, "column_values")}
+    if ledger is not None and budget.prediction_epsilon is None:
+        chosen.setdefault("evaluation", "none")  # as `train` does where rows have a limit: none counts exact metrics
     about: dict[str, Any] = {**sizes, "columns": known.columns, "column_values": choices.get("column_values")}
     if known.data is not None:
         about = {"data": known.data}
@@ -209,7 +214,7 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known: KnownData) -> None:
+def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known: KnownData, charged_to: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -232,7 +237,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known:
         _show_joint(console, planned)
     print_notes(console, _notes(planned))
     if out is not None:
-        command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}"
+        command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}{charged_to}"
         say(f"written to {out}; train it with: {command}")
     if picture is not None:
         say(f"drawn in {picture}")

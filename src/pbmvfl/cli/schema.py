@@ -75,15 +75,17 @@ def schema(
         print(json.dumps({**shown, "notes": list(made.notes)}, indent=2, ensure_ascii=False))
         return
     # Notes go to stderr: the template on stdout may be redirected to a file.
-    console = Console(stderr=out is None, highlight=False, soft_wrap=True)
+    console = Console(stderr=out is None, highlight=False)
     if out is None:
         print(made.to_json(), end="")
     else:
         console.print(
-            f"{out} has a line for each of {len(made.entries)} column{'s' * (len(made.entries) != 1)}.", markup=False
+            f"{out} has a line for each of {len(made.entries)} column{'s' * (len(made.entries) != 1)}.",
+            markup=False,
+            soft_wrap=True,
         )
     for line in _advice(made):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _advice(made: Any) -> list[str]:

@@ -26,6 +26,8 @@ from pbmvfl.wire.traffic import human_bytes
 #: rounds and the next command, and in a pipe one of progress.
 MOST_LINES = 15
 _AFTERWARDS = 4
+#: The same of a run that a ledger ends: rounds, what was spent on two kinds of rows, the reason and the next command.
+_AFTER_AN_EARLY_END = 7
 _ROWS = {"train": "training rows", "test": "predicted rows"}
 
 
@@ -45,10 +47,7 @@ def print_start(console: Console, plan: Plan, data: VerticalDataset) -> int:
 
 def print_cost(console: Console, run: TrainingRun, *, delta: float, title: str, noise_is_known: bool = False) -> int:
     """Print what a run tells the server about training rows, predicted rows and labels; return the lines it took."""
-    tables = {
-        _ROWS.get(split, split): privacy_table(run.of_split(split), delta=delta, noise_is_known=noise_is_known)
-        for split in (run.splits if run.charges_by_split else ())
-    } or {"rows": privacy_table(run, delta=delta, noise_is_known=noise_is_known)}
+    tables = _tables(run, delta, noise_is_known)
     shown = plain_table(title, "cell epsilon", "right of 100", "record epsilon", "right of 100")
     for rows, table in tables.items():
         shown.add_row(rows, *_cells(table, Accounting.STRICT))
@@ -66,6 +65,14 @@ def print_cost(console: Console, run: TrainingRun, *, delta: float, title: str, 
     if run.has_joint_rounds and NOT_A_PROOF in whole.conditions:
         lines += _print(console, "[dim]* not a proof: weights carry a row into releases of other rows[/]")
     return lines
+
+
+def _tables(run: TrainingRun, delta: float, noise_is_known: bool) -> dict[str, PrivacyTable]:
+    """Return the account of each kind of rows that is charged apart, by its name."""
+    return {
+        _ROWS.get(split, split): privacy_table(run.of_split(split), delta=delta, noise_is_known=noise_is_known)
+        for split in (run.splits if run.charges_by_split else ())
+    } or {"rows": privacy_table(run, delta=delta, noise_is_known=noise_is_known)}
 
 
 def _print(console: Console, text: RenderableType) -> int:
@@ -95,9 +102,10 @@ def _worse(tables: Mapping[str, PrivacyTable]) -> Iterator[str]:
                 break
 
 
-def room_for_notes(console: Console, used: int) -> int:
+def room_for_notes(console: Console, used: int, *, may_end_early: bool = False) -> int:
     """Return how many lines of notes there may be before training, after so many other lines."""
-    return MOST_LINES - _AFTERWARDS - used - (not console.is_terminal)
+    afterwards = _AFTER_AN_EARLY_END if may_end_early else _AFTERWARDS
+    return MOST_LINES - afterwards - used - (not console.is_terminal)
 
 
 def print_few_notes(console: Console, notes: Sequence[tuple[str, str]], *, room: float, others: str) -> int:
@@ -163,17 +171,30 @@ def print_outcome(
     rounds = f"{counted(traffic.rounds, 'round')} in {result.seconds:.1f} s, {moved}{spent}"
     console.print(f"{rounds}; run folder: {folder}", markup=False, soft_wrap=True)
     used += 2  # with the command that comes next
-    if not is_planned:
+    if not is_planned and shown is not None and result.stopped:
+        used += _print_spent(console, _tables(run, delta, known))
+    elif not is_planned:
         used += print_cost(console, run, delta=delta, title="spent, at most", noise_is_known=known)
-    said = {*result.warnings, *(note for note in result.notes if result.diverged and result.stopped in note)}
-    said |= {result.how_measured} if figures else set()
+    ended = {note for note in result.notes if result.stopped and result.stopped in note}
+    said = {*result.warnings, *ended, *({result.how_measured} if figures else ())}
     notes = [("warning", note) for note in result.warnings]
     notes += [("note", note) for note in result.notes if note not in said]
-    room = math.inf if result.stopped else MOST_LINES - used
-    print_few_notes(console, notes, room=max(1, room), others="in the report")
-    if result.diverged:
-        console.print("[bold red]diverged:[/]", end=" ")
-        console.print(result.stopped, markup=False)
+    if result.stopped:  # the reason matters more than other notes: they get the lines that it leaves
+        why = [("diverged" if result.diverged else "stopped by a ledger", result.stopped)]
+        used += print_few_notes(console, why, room=max(1, MOST_LINES - used), others="in the report")
+    if used < MOST_LINES or not result.stopped:
+        print_few_notes(console, notes, room=max(1, MOST_LINES - used), others="in the report")
+
+
+def _print_spent(console: Console, tables: Mapping[str, PrivacyTable]) -> int:
+    """Print a line for each kind of rows that was released; return how many. The table of the plan has the legend."""
+    released = [rows for rows, table in tables.items() if table.epsilon(Unit.CELL, Accounting.STRICT)]
+    lines = 0 if released else _print(console, "spent: nothing on any row")
+    for rows in released:
+        cell, cell_right, record, record_right = _cells(tables[rows], Accounting.STRICT)
+        said = f"cell {cell} ({cell_right} of 100), record {record} ({record_right} of 100)"
+        lines += _print(console, f"spent on {rows}: {said}")
+    return lines
 
 
 def _figures(result: Result) -> str:

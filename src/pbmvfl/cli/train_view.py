@@ -72,8 +72,8 @@ class TrainingRun:
         else:
             if self._resumed:
                 self._require_ledgers()
-            if result is not None:
-                self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
+            if result is not None and self._verbose:
+                self._say(f"{self._folder.path} was ended by a party's ledger; training continues from there.")
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
@@ -104,9 +104,12 @@ class TrainingRun:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
 
     def _show_next(self) -> None:
-        """Print the commands that use the model."""
-        if self._folder.model.is_dir():
-            run = shlex.quote(str(self._folder.path))
+        """Print the commands that use the model, or without one those that say why the run ended."""
+        run = shlex.quote(str(self._folder.path))
+        if not self._folder.model.is_dir():
+            shown = "" if self._ledger is None else f"ledger show {shlex.quote(os.path.relpath(self._ledger))}, pbmvfl "
+            self._say(f"next: pbmvfl {shown}report {run}")
+        else:
             rows = self._folder.read_source().rows
             ask = f"evaluate {run}"
             if isinstance(rows, TableSource):
@@ -222,8 +225,10 @@ class TrainingRun:
         notes = [("warning", note) for note in notes_on_classes(classes)]
         notes += [("note", note) for note in self._urgent_notes()] + [("", line) for line in self._run.ledger_lines]
         notes += [("note", note) for note in self._other_notes()]
-        room = room_for_notes(self._console, lines)
-        self._lines = lines + print_few_notes(self._console, notes, room=room, others="with --verbose")
+        room = room_for_notes(self._console, lines, may_end_early=self._until_limit)
+        self._lines = lines
+        if room > 0 or not goes_on:  # a run that continues has shown its notes before
+            self._lines += print_few_notes(self._console, notes, room=room, others="with --verbose")
 
     def _print_plan(self, classes: Sequence[ClassFigures]) -> None:
         plan, data = self._plan, self._data

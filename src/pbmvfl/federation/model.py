@@ -405,7 +405,7 @@ class FederatedModel:
             num_rows: Rows that are predicted.
             epsilon: Privacy budget of one predicted row; None: that of the plan.
             delta: Its delta; None: the default of `Plan.privacy`.
-            unit: What the epsilon protects: cell, record or party.
+            unit: What the epsilon protects: cell or record.
         """
         return self._serving_plan(num_rows, self._release(epsilon, delta, unit))
 
@@ -422,7 +422,7 @@ class FederatedModel:
         Args:
             epsilon: Privacy budget of one predicted row; None: that of the plan.
             delta: Its delta; None: the default of `Plan.privacy`.
-            unit: What the epsilon protects: cell, record or party.
+            unit: What the epsilon protects: cell or record.
             num_rows: Rows that are predicted. They matter where weights know rows that were trained on without noise:
                 then each release is about all of those.
         """
@@ -460,7 +460,7 @@ class FederatedModel:
         Args:
             epsilon: Privacy budget of one predicted row; None: that of the plan.
             delta: Its delta; None: the default of `Plan.privacy`.
-            unit: What the epsilon protects: cell, record or party.
+            unit: What the epsilon protects: cell or record.
 
         Returns:
             A sentence's beginning, without a full stop.
@@ -476,7 +476,7 @@ class FederatedModel:
         Args:
             epsilon: Privacy budget of one predicted row; None: that of the plan.
             delta: Its delta; None: the default of `Plan.privacy`.
-            unit: What the epsilon protects: cell, record or party.
+            unit: What the epsilon protects: cell or record.
         """
         release = self._release(epsilon, delta, unit)
         noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound

@@ -194,7 +194,7 @@ class Result:
         """Note on what the metrics were measured on, or on why there are none."""
         if self.plan.evaluation is Evaluation.NONE:
             seen = "" if not self.metrics else f" but what training's own {self.measured_on} show"
-            return f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release"
+            return f"the plan measures nothing{seen}; `pbmvfl evaluate RUN` does, by a charged release"
         if not self.metrics:
             return "nothing was measured: the run ended before it could be evaluated"
         if self.plan.evaluation is Evaluation.SIMULATOR:

@@ -96,6 +96,8 @@ def release_for(
         ModelError: Nothing in training protects a row.
     """
     unit = column_unit(unit)
+    if unit is Unit.PARTY:
+        raise PlanError("unit='party'; permitted: cell, record, as a prediction is a release about one row")
     own = _planned(training, has_fusion)
     if epsilon is None and own is not None:
         return own

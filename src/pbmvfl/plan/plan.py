@@ -509,9 +509,9 @@ class Plan:
             prediction_epsilon: Budget of each test row, whose predictions are then released; None: test rows are
                 evaluated exactly, outside of any epsilon.
             same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
-            serving_epsilon: What the trained model spends on a row that it predicts later, unless the call names
-                another epsilon. Fusion rows are released by the same law, and there are none where it is above
-                `epsilon`. None: no fusion rows; a later prediction costs 8 by default. Staged alone.
+            serving_epsilon: What the trained model spends on the `unit` of a row that it predicts later, unless the
+                call names another epsilon. Fusion rows are released by the same law, and there are none where it is
+                above `epsilon`. None: no fusion rows; a later prediction costs a cell 8 by default. Staged alone.
             label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
                 clear.
             **choices: Any other flat name, fixed, as in `of`.

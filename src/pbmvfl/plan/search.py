@@ -263,9 +263,9 @@ def _local(
     if prediction_epsilon is not None:
         choice = _prediction(budget, sizes, prediction_epsilon, fused=fused > 0)
         words = (f"predictions within {choice.words}",)
-    elif epsilon is not None and (fused or epsilon != USUAL_EPSILON):
-        # Later predictions cost this by default, with or without fusion rows; the usual epsilon needs no mechanism for
-        # that, and where it is too small for any release there are no fusion rows.
+    elif epsilon is not None and (fused or epsilon != USUAL_EPSILON or budget.unit is Unit.RECORD):
+        # Later predictions cost this by default, with or without fusion rows; the usual epsilon of a cell needs no
+        # mechanism for that, and where it is too small for any release there are no fusion rows.
         with contextlib.suppress(*([PlanError] if epsilon == USUAL_EPSILON else [])):
             choice = _prediction(budget, sizes, epsilon, fused=fused > 0)
     prediction = None if choice is None else choice.mechanism

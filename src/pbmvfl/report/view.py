@@ -396,7 +396,7 @@ class RunView:
     def missing(self) -> str:
         """Explain what was not measured and how to measure it."""
         if self.plan.evaluation is Evaluation.NONE:
-            return "Nothing beside training was measured, as the plan has it: `pbmvfl evaluate` does, by a release."
+            return "The plan measures nothing after training; `pbmvfl evaluate` does, by a charged release."
         if not self.result.metrics:
             return "Nothing was measured: the run ended before its first evaluation."
         staged = self.plan.algorithm is Algorithm.STAGED
@@ -489,7 +489,7 @@ class RunView:
         """Return (name, title) of the sections that the run has."""
         facts = self.facts
         every = (
-            ("privacy", "What it tells about anybody", True),
+            ("privacy", "What the run reveals", True),
             ("accuracy", "Accuracy", True),
             ("rounds", "Epsilon over the rounds", True),
             ("asked", "Predictions since", bool(facts.asked)),
