@@ -42,6 +42,8 @@ from support.cohorts import Cohort, small_data, small_plan
 from support.command_line import run_command
 from support.slow_files import SLOW_FILES, in_turn, place
 
+# What is imported and collected never becomes garbage; `pytest_collection_finish` begins to collect.
+gc.disable()
 # pytest makes temporary files before it loads this one, and Python keeps the folder that it found then.
 tempfile.tempdir = os.environ["TMPDIR"]
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
@@ -58,6 +60,7 @@ def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of every later garbage collection: nothing of it becomes garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
