@@ -16,19 +16,19 @@ _TESTS = Path(__file__).parents[1]
 #: Patterns of paths below `tests/`: what waits, and all that is slow.
 WAITING = (
     "system/test_deployment_*.py",
-    "deploy/nvflare/*.py",
-    "deploy/link/*.py",
-    "deploy/job/*.py",
-    "deploy/site/test_supervision.py",
-    "deploy/alignment/test_runner.py",
-    "federation/test_processes.py",
+    "deploy/nvflare/test_guard.py",
+    "deploy/nvflare/test_processes.py",
+    "deploy/nvflare/test_lead_session.py",
     "federation/test_transports.py",
-    "ledger/test_kills.py",
-    "system/test_notebooks.py",
+    "federation/test_processes.py",
+    "deploy/link/*.py",
+    "deploy/nvflare/*.py",
 )
 SLOW_FILES = (
     *WAITING,
     "cli/test_privacy.py",
+    "ledger/test_kills.py",
+    "system/test_notebooks.py",
     "cli/test_studio.py",
     "system/test_*_state_machine.py",
     "research/simulation/*.py",
@@ -89,6 +89,9 @@ SLOW_FILES = (
     "ledger/test_foreign_weights.py",
     "system/test_label_*.py",
     "system/test_network_study.py",
+    "deploy/job/*.py",
+    "deploy/site/test_supervision.py",
+    "deploy/alignment/test_runner.py",
 )
 
 
