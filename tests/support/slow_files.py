@@ -1,27 +1,35 @@
 """Files of tests that `make test-fast` leaves out: they start processes, train, search, or explore many states.
 
 A file is listed when its tests take about three seconds of a core or more. Longest first: a test run begins with them,
-so that its last file is a short one. Every package keeps quick tests.
+so that its last file is a short one. Every package keeps quick tests. Files that wait for other processes and for
+timers more than they work are named apart: `in_turn` has two that work after each of them, so that cores are not idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 _TESTS = Path(__file__).parents[1]
-#: Patterns of paths below `tests/`. What waits for other processes is first, then what works longest.
-SLOW_FILES = (
+#: Patterns of paths below `tests/`: what waits, and all that is slow.
+WAITING = (
     "system/test_deployment_*.py",
-    "deploy/nvflare/*.py",
-    "deploy/link/*.py",
-    "deploy/job/*.py",
-    "deploy/site/test_supervision.py",
-    "deploy/alignment/test_runner.py",
-    "federation/test_party_processes.py",
+    "deploy/nvflare/test_guard.py",
+    "deploy/nvflare/test_processes.py",
+    "deploy/nvflare/test_lead_session.py",
     "federation/test_transports.py",
-    "cli/test_studio.py",
+    "federation/test_party_processes.py",
+    "deploy/link/*.py",
+    "deploy/nvflare/*.py",
+)
+SLOW_FILES = (
+    *WAITING,
     "cli/test_privacy.py",
+    "ledger/test_kills.py",
+    "system/test_notebooks.py",
+    "cli/test_studio.py",
     "system/test_*_state_machine.py",
     "research/simulation/*.py",
     "federation/test_estimator.py",
@@ -38,12 +46,10 @@ SLOW_FILES = (
     "mechanisms/test_conformance.py",
     "mechanisms/test_laplace.py",
     "cli/test_budgets.py",
-    "ledger/test_kills.py",
     "training/test_fusion.py",
     "frozen/test_plans.py",
     "privacy/test_table.py",
     "privacy/test_advantage.py",
-    "system/test_notebooks.py",
     "system/test_examples.py",
     "system/test_answers_hide_changes.py",
     "federation/test_learning.py",
@@ -83,6 +89,9 @@ SLOW_FILES = (
     "ledger/test_foreign_weights.py",
     "system/test_label_*.py",
     "system/test_network_study.py",
+    "deploy/job/*.py",
+    "deploy/site/test_supervision.py",
+    "deploy/alignment/test_runner.py",
 )
 
 
@@ -91,3 +100,14 @@ def place(path: Path) -> int:
     """Return the place of a file in the list, from 0; the length of the list if it is not slow."""
     own = path.relative_to(_TESTS)
     return next((i for i, pattern in enumerate(SLOW_FILES) if own.match(pattern)), len(SLOW_FILES))
+
+
+def in_turn(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield files in the order of their places, two that do not wait after each that does."""
+    ordered = sorted(paths, key=place)
+    waiting = [path for path in ordered if place(path) < len(WAITING)]
+    working = iter(ordered[len(waiting) :])
+    for path in waiting:
+        yield path
+        yield from islice(working, 2)
+    yield from working
