@@ -30,7 +30,7 @@ def test_slow_and_quick_files_are_told_apart() -> None:
 
 
 def test_two_files_that_work_follow_each_that_waits() -> None:
-    waiting = [TESTS / "system/test_deployment_runs.py", TESTS / "federation/test_processes.py"]
+    waiting = [TESTS / "system/test_deployment_runs.py", TESTS / "federation/test_party_processes.py"]
     working = [TESTS / path for path in ("cli/test_privacy.py", "cli/test_train.py", "wire/test_messages.py")]
     assert [place(path) < len(WAITING) for path in (*waiting, *working)] == [True, True, False, False, False]
     first, second = waiting

@@ -72,7 +72,7 @@ class TrainingRun:
         else:
             if self._resumed:
                 self._require_ledgers()
-            if result is not None and self._verbose:
+            if result is not None and self._how.verbose:
                 self._say(f"{self._folder.path} was ended by a party's ledger; training continues from there.")
             self._show_plan()
             with self._saying_how_to_go_on():
@@ -225,7 +225,7 @@ class TrainingRun:
         notes = [("warning", note) for note in notes_on_classes(classes)]
         notes += [("note", note) for note in self._urgent_notes()] + [("", line) for line in self._run.ledger_lines]
         notes += [("note", note) for note in self._other_notes()]
-        room = room_for_notes(self._console, lines, may_end_early=self._until_limit)
+        room = room_for_notes(self._console, lines, may_end_early=self._how.until_limit)
         self._lines = lines
         if room > 0 or not goes_on:  # a run that continues has shown its notes before
             self._lines += print_few_notes(self._console, notes, room=room, others="with --verbose")
