@@ -28,6 +28,9 @@ _RATE = 1 / 8
 #: Knots of a column, the most first, up to so much noise on a score: a curve is worth more than its noise for long. On
 #: made tables, most of which are straight, .1 is better by a point; on a real one of seven classes .3 is worse by 3.
 _KNOTS, _KNOTS_NOISE = (20, 16, 12, 8, 6, 4, 3), 0.5
+#: Hats of all columns of a party. Wide parties have few rows for each of many curves: on made tables of 12 to 80 columns
+#: a party more hats lose 1 to 12 points; real ones of up to 9 columns have fewer.
+_MOST_HATS = 200
 #: A column that is alone at its party has no more than this: finer ones are not told apart by a party's symbol.
 _ALONE_KNOTS = 8
 #: Knots of columns in products of two, each up to so much noise: most products are nearly always 0, and whitened away.
@@ -121,7 +124,8 @@ class LocalRules:
             fits = shapes.width <= min(_WIDEST, _MOST_NUMBERS // self.num_samples)
             return fits and self.score_noise(shift, shapes.width) <= most
 
-        most = _ALONE_KNOTS if len(kinds.replace("c", "")) == 1 else max(_KNOTS)
+        curves = sum(kind in "ug" for kind in kinds)
+        most = _ALONE_KNOTS if len(kinds.replace("c", "")) == 1 else _MOST_HATS // max(1, curves)
         tried, products = [knots for knots in _KNOTS if knots <= most], _PRODUCTS
         if self.column_values is not None and "v" in kinds:  # a knot at every value: more would say nothing
             tried, products = [self.column_values], ((self.column_values, _PRODUCTS[-1][1]),)
