@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def _verdict(compared: Sequence[Found]) -> str:
         for each in compared
         if loss(each) > GOAL_WORST
     ]
-    return f"{goals}; the second is missed by {', '.join(missed)}" if missed else f"{goals}: met"
+    said = f"{goals}; the second is missed by {', '.join(missed)}" if missed else f"{goals}: met"
+    return textwrap.fill(said, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _points(value: float) -> str:

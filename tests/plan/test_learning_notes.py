@@ -18,14 +18,14 @@ from pbmvfl.plan.learning_notes import label_note, learning_note
 @pytest.mark.parametrize("majority", [None, 0.5, 0.8, 0.97])
 def test_a_note_says_what_it_would_take_and_that_is_enough(majority):
     sizes: dict[str, Any] = {"num_samples": 400, "num_classes": 3, "width": 20, "majority": majority}
-    note = learning_note(shift=0.02, **sizes)
+    note = learning_note(shift=0.005, **sizes)
     assert note is not None
     assert "leaves nothing: expect the rate of the most frequent class" in note
     needed = re.search(r"about ([\d,]+) rows, or ([\d,.e+]+) times the epsilon", note)
     assert needed is not None
     rows, times = (float(number.replace(",", "")) for number in needed.groups())
-    assert learning_note(shift=0.02 * times, **sizes) is None
-    assert learning_note(shift=0.02, **{**sizes, "num_samples": int(rows)}) is None
+    assert learning_note(shift=0.005 * times, **sizes) is None
+    assert learning_note(shift=0.005, **{**sizes, "num_samples": int(rows)}) is None
 
 
 def test_rare_classes_are_said_to_be_lost_where_equal_ones_are_not():

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 #: Rows times shift, for each class and each root of the numbers in a row: nothing is learned up to the first, and
 #: little up to the second.
-_NOTHING_LEARNED, _LITTLE_LEARNED = 1.5, 5.0
+_NOTHING_LEARNED, _LITTLE_LEARNED = 0.3, 5.0
 #: Where one class has more than this share, the same over the share of all others: rare classes are lost much earlier.
-_FREQUENT, _NOTHING_RARE, _LITTLE_RARE = 0.6, 8.0, 16.0
+_FREQUENT, _NOTHING_RARE, _LITTLE_RARE = 0.6, 5.0, 16.0
 #: Drawn labels tell as much as a^2 N true ones, where a is the share that is kept. By the root, for each of K classes:
 #: nothing is learned up to the first, and little up to the second. On hold-outs of three tables of 2, 6 and 10 classes,
 #: with 300 to 3,000 rows, drawn labels left of the accuracy above the majority rate at most 0.25 up to 0.8, 0.36 to
