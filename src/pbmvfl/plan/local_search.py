@@ -28,8 +28,8 @@ _RATE = 1 / 8
 #: Knots of a column, the most first, up to so much noise on a score: a curve is worth more than its noise for long. On
 #: made tables, most of which are straight, .1 is better by a point; on a real one of seven classes .3 is worse by 3.
 _KNOTS, _KNOTS_NOISE = (20, 16, 12, 8, 6, 4, 3), 0.5
-#: Hats of all columns of a party. Wide parties have few rows for each of many curves: on made tables of 12 to 80 columns
-#: a party more hats lose 1 to 12 points; real ones of up to 9 columns have fewer.
+#: Most hats of a party. Wide parties have few rows for each of many curves: on made tables of 12 to 80 columns a party
+#: more hats lose 1 to 12 points; real ones of up to 9 columns have fewer.
 _MOST_HATS = 200
 #: A column that is alone at its party has no more than this: finer ones are not told apart by a party's symbol.
 _ALONE_KNOTS = 8
