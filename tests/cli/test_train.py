@@ -15,10 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pbmvfl.cli.train_view import TrainingRun
+from pbmvfl.cli.descriptions import coupling_notes
 from pbmvfl.data import load_table
-from pbmvfl.federation.federation import Parties
-from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
@@ -355,24 +353,12 @@ def test_a_ledger_that_cannot_be_a_folder_is_refused_and_leaves_nothing(path, cl
 def test_an_encoder_that_couples_rows_is_said_to_be_charged_for_whole_batches(make_data):
     data = make_data()
     plan = Plan.for_data(data, encoder="resnet18-batchnorm", batch_size=10)
-    run = TrainingRun(
-        RunFolder(Path("nowhere")),
-        plan,
-        data,
-        parties=Parties.IN_PROCESS,
-        threads=1,
-        wide=True,
-        checkpoint_every=1,
-        json_only=True,
-        resumed=False,
-        ledger=None,
-        delta=1e-5,
-    )
-    (note,) = (note for note in run._other_notes() if "whole batch" in note)
+    (note,) = coupling_notes(plan)
     assert "charged as its whole batch" in note
     assert "does not hold" not in note
-    apart = plan.replace(encoder="linear").privacy()
-    assert plan.privacy().epsilon("cell", "paper") > apart.epsilon("cell", "paper")
+    apart = plan.replace(encoder="linear")
+    assert coupling_notes(apart) == []
+    assert plan.privacy().epsilon("cell", "paper") > apart.privacy().epsilon("cell", "paper")
 
 
 # --- bad input ---

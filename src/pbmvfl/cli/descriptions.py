@@ -169,6 +169,16 @@ def _from_to(counts: list[int], name: str) -> str:
     return counted(most, name) if least == most else f"{least:,} to {counted(most, name)}"
 
 
+def coupling_notes(plan: Plan) -> list[str]:
+    """Return a note if a row's embedding depends on other rows of its batch."""
+    if not plan.couples_rows:
+        return []
+    return [
+        f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; each "
+        "use of a row is therefore charged as its whole batch, which makes a row's epsilon large"
+    ]
+
+
 def _released(release: Mechanism) -> str:
     values = counted(release.embedding_dim, "value")
     return f"{release.describe()}, embeddings of {values} in [-{release.bound:g}, {release.bound:g}]"

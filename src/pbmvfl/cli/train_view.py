@@ -20,7 +20,7 @@ from rich.text import Text
 from pbmvfl._compiled import is_compiling
 from pbmvfl._files import not_written
 from pbmvfl._text import counted
-from pbmvfl.cli.descriptions import describe_plan, print_result
+from pbmvfl.cli.descriptions import coupling_notes, describe_plan, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.cli.train import Prepared, RunOptions, uses_pictures
 from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start, room_for_notes
@@ -275,12 +275,7 @@ class TrainingRun:
             notes += mechanism.notes
         if plan.sends_labels and plan.label_epsilon is None:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
-        if plan.couples_rows:
-            notes.append(
-                f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
-                "each use of a row is therefore charged as its whole batch, which makes a row's epsilon large"
-            )
-        return notes
+        return [*notes, *coupling_notes(plan)]
 
 
 def _describe_parties(data: VerticalDataset) -> str:
