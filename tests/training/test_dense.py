@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -50,6 +50,7 @@ def same(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0) -> boo
     return torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * scale + 1e-30, equal_nan=True)
 
 
+@example(seed=159552, depth=1, activation="tanh", bound=1.0, rows=1, odd=False)  # near the bounds of a tanh
 @given(
     seed=st.integers(0, 2**32 - 1),
     depth=st.integers(1, 4),
@@ -79,7 +80,7 @@ def test_embeddings_and_slopes_are_autograd_s(seed, depth, activation, bound, ro
         assert same(written.forward(batch), expected.detach())
         found = written.slopes(gradient.numpy())
         assert len(found) == len(slopes)
-        assert all(same(one, other) for one, other in zip(found, slopes, strict=True))
+        assert all(same(one, other, rounded) for one, other in zip(found, slopes, strict=True))
 
 
 def test_a_wrong_derivative_would_be_noticed():
