@@ -111,6 +111,8 @@ def test_columns_with_ranges_have_as_many_knots_as_their_noise_permits():
     assert shapes(20_000, "ccc", "cc") == ""
     # 2 * (40 + 64 + 1) * 2 / (1.6 * rows) is at most 0.05 from 5,250 rows on: fine products.
     assert [shapes(rows, "uu") for rows in (5249, 5250)] == ["2u20+p4", "2u20+p8"]
+    assert shapes(10**5, "uuu") == "3u20+p8", "252 numbers"
+    assert shapes(10**5, "uuuu", "uu") == "4u20+p4;2u20+p8", "464 numbers would be too many"
     found = rules(20_000, 2, kinds=("uu", "uc")).settings(SHIFT)
     assert (found["features"], found["gram_clip"]) == ("shapes", 1.0)
     assert rules(20_000, 2, kinds=("uu", "uc")).settings().get("features") is None, "before the shift is known"

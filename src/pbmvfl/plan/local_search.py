@@ -33,14 +33,16 @@ _KNOTS, _KNOTS_NOISE = (20, 16, 12, 8, 6, 4, 3), 0.5
 _MOST_HATS = 200
 #: A column that is alone at its party has no more than this: finer ones are not told apart by a party's symbol.
 _ALONE_KNOTS = 8
-#: Knots of columns in products of two, each up to so much noise: most products are nearly always 0, and whitened away.
-#: Fine ones gain .3 to 1 point on hold-outs of three real tables (places, sizes), and lose up to 4 on made ones with
-#: smooth products, but at so little noise nothing on average. Words: 4 to 6 points where two act together, or else -2.
-_PRODUCTS: tuple[tuple[int, float], ...] = ((8, 0.05), (4, 1.5), (3, 1.5))
+#: Knots of columns in products of two, each up to so much noise and so wide a row: most products are nearly always 0,
+#: and whitened away. Fine ones gain .3 to 1 point on hold-outs of three real tables (places, sizes), and lose up to 4
+#: on made ones with smooth products, but at so little noise hardly any. Words gain 4 to 6 points where two act
+#: together, and lose up to 2 where they do not.
+_WIDEST = 768
+_PRODUCTS: tuple[tuple[int, float, int], ...] = ((8, 0.05, 256), (4, 1.5, _WIDEST), (3, 1.5, _WIDEST))
 #: Products of columns without a range, up to this much: where nothing acts together they then cost about a point.
 _PAIRS_NOISE = 0.15
-#: All mapped rows of a party take at most so many numbers, 128 MiB, and no more than this of a row.
-_MOST_NUMBERS, _WIDEST = 1 << 25, 768
+#: All mapped rows of a party take at most so many numbers, 128 MiB.
+_MOST_NUMBERS = 1 << 25
 #: Taken for the columns of a party where their number is not given.
 USUAL_COLUMNS = 16
 #: Halvings of an interval of shifts: it is far below a ten-thousandth after these.
@@ -120,20 +122,20 @@ class LocalRules:
         """Return the finest knots, and then the finest products, that their noise on a score permits."""
         assert shift is not None
 
-        def permitted(shapes: PartyShapes, most: float) -> bool:
-            fits = shapes.width <= min(_WIDEST, _MOST_NUMBERS // self.num_samples)
+        def permitted(shapes: PartyShapes, most: float, widest: int = _WIDEST) -> bool:
+            fits = shapes.width <= min(widest, _MOST_NUMBERS // self.num_samples)
             return fits and self.score_noise(shift, shapes.width) <= most
 
         curves = sum(kind in "ug" for kind in kinds)
         most = _ALONE_KNOTS if len(kinds.replace("c", "")) == 1 else _MOST_HATS // max(1, curves)
         tried, products = [knots for knots in _KNOTS if knots <= most], _PRODUCTS
         if self.column_values is not None and "v" in kinds:  # a knot at every value: more would say nothing
-            tried, products = [self.column_values], ((self.column_values, _PRODUCTS[-1][1]),)
+            tried, products = [self.column_values], ((self.column_values, *_PRODUCTS[-1][1:]),)
         for knots in tried:
             shapes = PartyShapes.of_kinds(kinds, knots)
             if permitted(shapes, _KNOTS_NOISE):
-                finer = ((PartyShapes.of_kinds(kinds, knots, coarse), noise) for coarse, noise in products)
-                return next((each for each, noise in finer if permitted(each, noise)), shapes)
+                finer = ((PartyShapes.of_kinds(kinds, knots, coarse), limits) for coarse, *limits in products)
+                return next((each for each, (noise, widest) in finer if permitted(each, noise, int(widest))), shapes)
         return PartyShapes.of_kinds(kinds, 0)
 
     def _pairs(self, shift: float | None) -> dict[str, str]:
