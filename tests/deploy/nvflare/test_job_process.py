@@ -23,10 +23,12 @@ from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 
+from pbmvfl.deploy.monitoring.status import State, StatusFile
 from pbmvfl.deploy.nvflare import job_process, launcher
 from pbmvfl.deploy.site.folder import SiteFolder
 from support.certificates import Authority
 from support.deployments import POLICY, plain_home
+from support.federation_texts import federation_text
 
 #: As the module, but without loading anything; NVFlare's program is one that writes down what it was given.
 WAITING = """
@@ -219,13 +221,32 @@ def test_a_site_does_not_wait_for_a_process_that_hangs(started, monkeypatch) -> 
 # --- when the next one is made ready ---
 
 
-def test_the_next_process_is_made_ready_when_the_job_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready, made = launcher.PrewarmedWorker(), threading.Event()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as job:
-        monkeypatch.setattr(ready, "prepare", lambda: made.set() if job.returncode == 0 else pytest.fail("too early"))
-        ready.prepare_after(job)
-        job.communicate()
+def test_the_next_process_is_made_ready_when_the_job_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_LOOK", 0.001)
+    ready, made, left = launcher.PrewarmedWorker(), threading.Event(), [True, True, False]
+    monkeypatch.setattr(ready, "prepare", lambda: made.set() if not left else pytest.fail("too early"))
+    ready.prepare_after(lambda: left.pop(0))
     assert made.wait(60)
+
+
+works_now = launcher._works
+
+
+@pytest.mark.parametrize(
+    ("state", "works"),
+    [(State.WARMING_UP, False), (State.HANDSHAKE, False), (State.ALIGNING, True), (State.TRAINING, True)],
+)
+def test_a_job_works_when_its_own_status_says_so(tmp_path, monkeypatch, state: State, works: bool) -> None:
+    (tmp_path / "federation.toml").write_text(federation_text())
+    home = SiteFolder(tmp_path)
+    home.write_name("bank")
+    home.kit.mkdir()
+    monkeypatch.chdir(home.kit)
+    assert not works_now("job-1")  # no status at all
+    with StatusFile(home.status, site="bank", role="party", job="job-1") as status:
+        status.update(state=state)
+    assert works_now("job-1") is works
+    assert not works_now("job-2")
 
 
 # --- whether a process waits ---

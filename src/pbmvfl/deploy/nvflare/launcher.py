@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,27 @@ import psutil
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle, ProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential_env, get_server_job_args
 
+from pbmvfl.deploy.monitoring.status import State, read_status
 from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import PbmvflError
 
 _log = logging.getLogger(__name__)
+#: Seconds between two looks at a starting job, and the longest start.
+_LOOK, _LONGEST_START = 0.5, 600.0
 #: Seconds that an idle worker has to end.
 _TO_END = 5.0
+#: States of a starting job; until it works, no other worker is prepared beside it.
+_STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
+
+
 #: Memory in bytes below which no worker waits unless the policy says so; it takes some 260 MB.
 LEAST_MEMORY = 2 << 30
 
@@ -71,11 +79,13 @@ class PrewarmedWorker:
             except OSError as error:
                 _log.warning("no process can be made ready for the next job: %s", error)
 
-    def prepare_after(self, job: subprocess.Popen[bytes]) -> None:
-        """Start the next worker as soon as the current job has ended: until then it would take memory in vain."""
+    def prepare_after(self, starts: Callable[[], bool]) -> None:
+        """Start the next worker as soon as the current job has started, or has ended."""
 
         def wait() -> None:
-            job.wait()
+            until = time.monotonic() + _LONGEST_START
+            while starts() and time.monotonic() < until:
+                time.sleep(_LOOK)
             self.prepare()
 
         threading.Thread(target=wait, name="pbmvfl-ready", daemon=True).start()
@@ -141,9 +151,10 @@ class _PrewarmedLauncher(ProcessJobLauncher):
         if dash != "-m" or job not in command:
             raise ValueError(f"job={job}: not a job's command, or another job's")
         process = self._worker.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
+        handle = ProcessHandle(process=process)
         if keeps_worker():
-            self._worker.prepare_after(process)
-        return ProcessHandle(process=process)
+            self._worker.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
+        return handle
 
 
 def _job_options(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -157,6 +168,11 @@ def _job_options(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
             option, value = given[name]
             words += [option, *(str(value).split() if name == JobProcessArgs.OPTIONS else [str(value)])]
     return words or [""]
+
+
+def _works(job: str) -> bool:
+    status = read_status(SiteFolder.at(Path.cwd().parent).status)  # NVFlare works in the kit's folder
+    return status is not None and status.job == job and status.state not in _STARTING
 
 
 class PartyLauncher(_PrewarmedLauncher, ClientProcessJobLauncher):
