@@ -40,8 +40,6 @@ _LOOK, _LONGEST_START = 0.5, 600.0
 _TO_END = 5.0
 #: States of a starting job; until it works, no other worker is prepared beside it.
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
-
-
 #: Memory in bytes below which no worker waits unless the policy says so; it takes some 260 MB.
 LEAST_MEMORY = 2 << 30
 
