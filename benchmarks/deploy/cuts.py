@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.deploy.faults import Told, accuracy, compare_ledgers, prepare, released, status
+from benchmarks.deploy.faults import Told, accuracy, answers, compare_ledgers, prepare, status
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
 
 SECONDS = (3, 8, 20, 60)
@@ -74,7 +74,7 @@ def one_cut(trial: Trial, number: int, seconds: float, site: str, plan: Path) ->
             told.state = status(trial, name).get("state", "")
             cut(site, up=False)
             time.sleep(seconds)
-            before = {party: len(released(trial, party, began)) for party in PARTIES}
+            before = {party: len(answers(trial, party, began)) for party in PARTIES}
             cut(site, up=True)
             mended = time.time()
             submitter.wait(timeout=300)
@@ -89,7 +89,7 @@ def one_cut(trial: Trial, number: int, seconds: float, site: str, plan: Path) ->
     told.words = [line for line in said.splitlines() if "new job" in line or "waiting" in line or "lost" in line]
     told.ending = {0: "done"}.get(submitter.returncode, f"code {submitter.returncode}: {said[-500:]}")
     told.seconds = round(time.time() - began, 1)
-    after = released(trial, site, mended)
+    after = answers(trial, site, mended)
     told.seconds_until_rounds = round(after[0][0] - mended, 1) if after else None
     compare_ledgers(trial, told, name)
     if told.ending == "done":

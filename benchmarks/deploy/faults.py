@@ -71,15 +71,28 @@ class Told:
 # --- what left a party, and what its book has; neither by the program's own reader ---
 
 
-def released(trial: Trial, party: str, since: float, run_id: str = "") -> list[tuple[float, str, int]]:
-    """Return (time, session, round) of every round answer that the tap recorded, of one run or of any."""
+def answers(trial: Trial, party: str, since: float, run_id: str = "") -> list[tuple[float, str, int, str]]:
+    """Return (time, session, round, digest) of every round answer that the tap recorded, of one run or of any."""
     path = trial.homes[party].path / "released.log"
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        moment, session, number, run = line.split()
+        moment, session, number, run, digest = line.split()
         if float(moment) >= since and run_id in ("", run):
-            found.append((float(moment), session, int(number)))
+            found.append((float(moment), session, int(number), digest))
     return found
+
+
+def released(trial: Trial, party: str, run_id: str) -> set[tuple[str, int]]:
+    """Return (session, round) of what left a party in a run.
+
+    What is said again, byte for byte, left once: fusion rows and predicted rows have one stored answer.
+    """
+    left, said = set(), set()
+    for _, session, number, digest in answers(trial, party, 0, run_id):
+        if digest == "-" or digest not in said:
+            left.add((session, number))
+        said.add(digest)
+    return left
 
 
 def charged(trial: Trial, party: str) -> dict[str, tuple[int, int]]:
@@ -96,7 +109,7 @@ def compare_ledgers(trial: Trial, told: Told, run: str) -> None:
     order = trial.server.run(run) / "order.json"
     run_id = json.loads(order.read_text())["run_id"]
     for party in PARTIES:
-        left = {(session, number) for _, session, number in released(trial, party, 0, run_id)}
+        left = released(trial, party, run_id)
         book = charged(trial, party)
         told.released[party] = len(left)
         sessions = {session for session, _ in left}
@@ -208,9 +221,9 @@ def _until_rounds(trial: Trial, killed_at: float) -> float | None:
     """Return when every party had answered a round of a session that began after the kill."""
     firsts = []
     for party in PARTIES:
-        everything = released(trial, party, 0)
-        old = {session for moment, session, _ in everything if moment < killed_at}
-        new = [moment for moment, session, _ in everything if moment >= killed_at and session not in old]
+        everything = answers(trial, party, 0)
+        old = {session for moment, session, *_ in everything if moment < killed_at}
+        new = [moment for moment, session, *_ in everything if moment >= killed_at and session not in old]
         if not new:
             return None
         firsts.append(min(new))

@@ -1,9 +1,11 @@
 """Tap on a party's process, outside of the program: on PYTHONPATH of a trial's kits only.
 
-Every answer of a round is recorded as one line before it is sent: seconds, session, round, run. The tap parses the
-message's header by its offsets, and knows nothing of ledgers. So a ledger can be compared with what was released.
+Every answer of a round is recorded as one line before it is sent: seconds, session, round, run, digest of what it says.
+The tap parses the message's header by its offsets, and knows nothing of ledgers. So a ledger can be compared with what
+was released. The digest of an empty answer, as of a round in which a party learns alone, is "-".
 """
 
+import hashlib
 import importlib.abc
 import importlib.util
 import os
@@ -12,7 +14,7 @@ import sys
 import time
 
 _MODULE = "pbmvfl.deploy.job.party_job"
-_KIND, _RUN, _SESSION, _ROUND, _EMBEDDING = 5, slice(8, 16), slice(16, 32), 32, 6
+_KIND, _RUN, _SESSION, _ROUND, _EMBEDDING, _PAYLOAD = 5, slice(8, 16), slice(16, 32), 32, 6, 44
 FILE = "released.log"
 
 
@@ -21,9 +23,11 @@ def _watch(module):
 
     def watched(self, channel, body):
         answer = handle(self, channel, body)
-        if channel == 2 and len(answer) >= 44 and answer[_KIND] == _EMBEDDING:
+        if channel == 2 and len(answer) >= _PAYLOAD and answer[_KIND] == _EMBEDDING:
             (number,) = struct.unpack_from("<I", answer, _ROUND)
-            line = f"{time.time():.3f} {bytes(answer[_SESSION]).hex()} {number} {bytes(answer[_RUN]).hex()}\n"
+            said = bytes(answer[_PAYLOAD:])
+            digest = hashlib.sha256(said).hexdigest() if said else "-"
+            line = f"{time.time():.3f} {bytes(answer[_SESSION]).hex()} {number} {bytes(answer[_RUN]).hex()} {digest}\n"
             file = os.open(self._site_folder.path / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.write(file, line.encode())
             os.close(file)
