@@ -186,7 +186,7 @@ def test_a_plan_takes_the_settings_that_training_takes(cli, table, options):
 
 
 def test_where_noise_leaves_nothing_to_learn_it_is_said_before_training(cli, table):
-    code, out, err = cli("train", *table, "--epsilon", 0.01, "--out", "run", "--verbose")
+    code, out, err = cli("train", *table, "--epsilon", 0.003, "--out", "run", "--verbose")
     assert code == 0, err
     assert "leaves nothing: expect the rate of the most frequent class" in " ".join(out.split())
 
